@@ -1,0 +1,1 @@
+"""tilewave: single-precision matrix multiply for NVIDIA GPUs."""

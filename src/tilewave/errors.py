@@ -1,0 +1,43 @@
+"""Every exception that a user of tilewave can meet."""
+
+from __future__ import annotations
+
+
+class TilewaveError(Exception):
+    """Base of all errors raised by tilewave."""
+
+
+class UsageError(TilewaveError, ValueError):
+    """A request that makes no sense: an unknown name, a size out of range, an unwritable output."""
+
+
+class ToolchainError(TilewaveError):
+    """NVRTC or the driver is missing, too old, or does not know the device."""
+
+
+class CompileError(ToolchainError):
+    """A kernel's source does not compile; the message holds the compiler's log with file and line."""
+
+    def __init__(self, message: str, log: str) -> None:
+        super().__init__(message)
+        self.log = log
+
+
+class DeviceError(TilewaveError):
+    """No usable GPU, or a call of the CUDA driver failed."""
+
+
+class EmulationError(TilewaveError):
+    """The emulated kernel did something that is wrong or that the emulator does not know."""
+
+
+class UnknownInstructionError(EmulationError):
+    """The PTX holds an instruction or a form of one that the emulator does not execute."""
+
+
+class MemoryFault(EmulationError):
+    """An access outside every buffer, outside shared memory, or misaligned."""
+
+
+class BarrierError(EmulationError):
+    """A barrier that not all threads of a block reach, or a deadlock."""
