@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +14,8 @@ os.environ.setdefault("TILEWAVE_CACHE_DIR", str(Path(__file__).parents[1] / ".ca
 
 
 @pytest.fixture
-def rng(request: pytest.FixtureRequest) -> Iterator[np.random.Generator]:
+def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     """A generator seeded afresh for every test; set TILEWAVE_TEST_SEED to repeat a failure."""
     seed = int(os.environ.get("TILEWAVE_TEST_SEED") or secrets.randbits(32))
     request.node.add_report_section("setup", "rng", f"TILEWAVE_TEST_SEED={seed}")
-    yield np.random.default_rng(seed)
+    return np.random.default_rng(seed)
