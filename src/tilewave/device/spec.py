@@ -35,6 +35,7 @@ class DeviceSpec:
     bandwidth_gb_s: float
     power_w: float | None
     warp_size: int = 32
+    sub_partitions: int = 4
     sources: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     @property

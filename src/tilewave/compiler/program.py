@@ -1,0 +1,106 @@
+"""Compile a source for an architecture, once: the front of the compiler package."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tilewave.compiler.resources import Resources, parse_resources
+from tilewave.compiler.source import Source
+from tilewave.compiler.toolchain import compile_with_nvrtc, compiler_version
+from tilewave.errors import CompileError, UsageError
+
+ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120", "sm_121")
+"""The architectures that tilewave is tested for; any other real architecture of NVRTC is accepted too."""
+
+DEFAULT_OPTIONS = (
+    "--std=c++17",
+    "--ftz=false",  # subnormals are kept
+    "--prec-div=true",
+    "--prec-sqrt=true",
+    "--fmad=true",  # a*b+c becomes one FMA, as everywhere in this field
+    "--ptxas-options=-v",  # registers, spills and shared memory go to the log
+    "--no-source-include",  # no header from the current directory sneaks in
+)
+
+# Options that read or write files, leave no cubin, or are arguments of compile_source.
+_REFUSED = (
+    "I", "include-path", "include", "pre-include", "gpu-architecture", "arch", "dlto", "dlink-time-opt",
+    "gen-opt-lto", "rdc", "relocatable-device-code", "dc", "device-c", "optix-ir", "pch", "create-pch",
+    "use-pch", "pch-dir", "auto-pch", "time", "fdevice-time-trace", "device-time-trace", "minimal",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel of a program: its name expression, its name in cubin and PTX, and what it takes of an SM."""
+
+    name: str
+    symbol: str
+    resources: Resources
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled source: machine code for one architecture, the PTX it came from, and the compiler's log."""
+
+    arch: str
+    compiler: str
+    cubin: bytes = field(repr=False)
+    ptx: str = field(repr=False)
+    log: str = field(repr=False)
+    kernels: Mapping[str, Kernel]
+
+
+def compile_source(source: Source, entries: Sequence[str], arch: str, options: Sequence[str] = ()) -> Program:
+    """Compile ``source`` for ``arch`` (``sm_90``, ``sm_121``, ...) without a GPU or driver.
+
+    ``entries`` are the name expressions of the kernels to instantiate, such as ``sgemm_01_naive`` or
+    ``gemm<128, 256>``. ``options`` are further options of NVRTC; one that is among ``DEFAULT_OPTIONS``
+    replaces that default. Raises ``CompileError`` with the compiler's log, ``ToolchainError`` without a usable NVRTC.
+    """
+    arch = _normalise_arch(arch)
+    entries = _checked_strings("entries", entries)
+    if not entries:
+        raise UsageError("entries names no kernel to compile")
+    options = _merge_options(_checked_strings("options", options))
+    compilation = compile_with_nvrtc(source.name, source.text, dict(source.headers), entries, arch, options)
+    resources = parse_resources(compilation.log)
+    kernels = {}
+    for entry in entries:
+        symbol = compilation.symbols[entry]
+        if symbol not in resources:
+            raise CompileError(f"{entry} in {source.name} is not a __global__ function", compilation.log)
+        kernels[entry] = Kernel(entry, symbol, resources[symbol])
+    return Program(arch, compiler_version(), compilation.cubin, compilation.ptx, compilation.log, kernels)
+
+
+def _normalise_arch(arch: str) -> str:
+    match = re.fullmatch(r"(?:sm_)?(\d{2,3}[af]?)", arch.strip().lower()) if isinstance(arch, str) else None
+    if match is None:
+        raise UsageError(f"unknown architecture {arch!r}; it should be one like {', '.join(ARCHITECTURES)}")
+    return f"sm_{match[1]}"
+
+
+def _checked_strings(what: str, values: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(values, str) or not all(isinstance(value, str) and value.strip() for value in values):
+        raise UsageError(f"{what} should be a list of non-empty strings, not {values!r}")
+    return tuple(dict.fromkeys(values))
+
+
+def _option_name(option: str) -> str:
+    return option.lstrip("-").partition("=")[0]
+
+
+def _merge_options(options: tuple[str, ...]) -> tuple[str, ...]:
+    """The default options, each replaced by the caller's of the same name, and the caller's others."""
+    for option in options:
+        name = _option_name(option)
+        if name in _REFUSED or option.startswith("-I"):
+            raise UsageError(
+                f"option {option!r} is not accepted: headers belong to the Source, the architecture is an "
+                "argument, and every compile makes one cubin"
+            )
+    given = {_option_name(option) for option in options}
+    return tuple(option for option in DEFAULT_OPTIONS if _option_name(option) not in given) + options
