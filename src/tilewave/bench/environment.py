@@ -1,0 +1,239 @@
+"""What a measurement was made with: the record that stands beside every result."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import importlib.metadata
+import io
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tilewave.runtime.driver import Device, probe
+
+#: Packages whose versions can change a figure.
+PACKAGES = ("numpy", "cuda-bindings", "nvidia-cuda-nvrtc", "nvidia-cublas", "torch", "cupy-cuda13x")
+
+_SMI_FIELDS = {
+    "sm_clock_mhz": "clocks.sm",
+    "memory_clock_mhz": "clocks.mem",
+    "power_w": "power.draw",
+    "power_limit_w": "power.limit",
+    "temperature_c": "temperature.gpu",
+}
+
+
+@dataclass(frozen=True)
+class GpuState:
+    """Clocks, power and temperature at one moment; None where the machine does not tell."""
+
+    sm_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    temperature_c: float | None = None
+    throttling: tuple[str, ...] = ()
+    source: str = "unknown"
+
+    @classmethod
+    def read(cls, device: Device | None) -> GpuState:
+        """Read the state of a GPU through NVML, else through nvidia-smi. Never raises."""
+        if device is None:
+            return cls(source="no GPU")
+        return _from_nvml(device) or _from_smi(device) or cls(source="neither NVML nor nvidia-smi answered")
+
+    def __str__(self) -> str:
+        parts = [
+            f"{value:.0f} {unit}"
+            for value, unit in (
+                (self.sm_clock_mhz, "MHz"),
+                (self.power_w, "W"),
+                (self.temperature_c, "°C"),
+            )
+            if value is not None
+        ]
+        return ", ".join([*parts, *self.throttling]) or self.source
+
+
+def _from_nvml(device: Device) -> GpuState | None:
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByPciBusId(device.pci_bus_id.encode())
+
+            def ask(function: str, *arguments: Any) -> float | None:
+                try:
+                    return float(getattr(pynvml, function)(handle, *arguments))
+                except pynvml.NVMLError:
+                    return None
+
+            power, limit = ask("nvmlDeviceGetPowerUsage"), ask("nvmlDeviceGetEnforcedPowerLimit")
+            reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+            return GpuState(
+                sm_clock_mhz=ask("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM),
+                memory_clock_mhz=ask("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_MEM),
+                power_w=None if power is None else power / 1000,
+                power_limit_w=None if limit is None else limit / 1000,
+                temperature_c=ask("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU),
+                throttling=_throttle_names(int(reasons or 0)),
+                source="NVML",
+            )
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return None
+
+
+def _throttle_names(mask: int) -> tuple[str, ...]:
+    """The reasons, among those that slow a busy GPU down, that are set in NVML's bit mask."""
+    known = {0x4: "power cap", 0x8: "hardware slowdown", 0x20: "thermal slowdown", 0x40: "hardware thermal",
+             0x80: "power brake"}  # fmt: skip
+    return tuple(name for bit, name in known.items() if mask & bit)
+
+
+def _from_smi(device: Device) -> GpuState | None:
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return None
+    query = [tool, f"--query-gpu={','.join(_SMI_FIELDS.values())}", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(
+            [*query, f"--id={device.pci_bus_id}"], capture_output=True, text=True, timeout=10, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    row = next(csv.reader(io.StringIO(answer)), [])
+    values: dict[str, float | None] = {}
+    for name, text in zip(_SMI_FIELDS, row, strict=False):
+        try:
+            values[name] = float(text)
+        except ValueError:  # "[N/A]", "[Not Supported]"
+            values[name] = None
+    return GpuState(**values, source="nvidia-smi") if values else None  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Everything about machine and software that a figure may depend on; no names of hosts or users."""
+
+    date: str
+    tilewave: str
+    commit: str | None
+    command: str
+    python: str
+    platform: str
+    compiler: str | None
+    packages: dict[str, str]
+    gpu: str | None = None
+    gpu_details: dict[str, Any] = field(default_factory=dict)
+    driver: str | None = None
+    driver_cuda: str | None = None
+
+    @classmethod
+    def capture(
+        cls,
+        *,
+        device: Device | None = None,
+        compiler: str | None = None,
+        gpu_details: dict[str, Any] | None = None,
+        command: Sequence[str] | None = None,
+    ) -> Environment:
+        """Record the present environment; ``device`` is None where no GPU takes part."""
+        found = probe() if device is not None else None
+        cuda = found.driver_cuda if found else None
+        return cls(
+            date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            tilewave=tilewave_version(),
+            commit=_commit(),
+            command=_anonymous(sys.argv if command is None else command),
+            python=platform.python_version(),
+            platform=f"{platform.system()} {platform.machine()}",
+            compiler=compiler,
+            packages=package_versions(PACKAGES),
+            gpu=device.name if device else None,
+            gpu_details=gpu_details or {},
+            driver=_driver_version() if device else None,
+            driver_cuda=f"{cuda[0]}.{cuda[1]}" if cuda else None,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for a JSON file."""
+        return asdict(self)
+
+
+def package_versions(names: Sequence[str]) -> dict[str, str]:
+    """Versions of the installed ones among these distributions."""
+    versions = {}
+    for name in names:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def tilewave_version() -> str:
+    """The version of the installed package; of its source tree when it runs uninstalled."""
+    try:
+        return importlib.metadata.version("tilewave")
+    except importlib.metadata.PackageNotFoundError:
+        return "0+uninstalled"
+
+
+def _commit() -> str | None:
+    """The git commit of the source tree this runs from ("+" marks local changes), or None."""
+    root = Path(__file__).resolve().parents[3]
+    if not (root / ".git").exists() or shutil.which("git") is None:
+        return None
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", "-c", f"safe.directory={root}", "-C", str(root), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        ).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", "src")
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _anonymous(command: Sequence[str]) -> str:
+    """The command line with every path cut to its last part: where files lie is nobody's business."""
+    return shlex.join(Path(word).name if os.sep in word else word for word in command)
+
+
+def _driver_version() -> str | None:
+    """The driver's own version, such as "580.159.04"."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        try:
+            version = pynvml.nvmlSystemGetDriverVersion()
+        finally:
+            pynvml.nvmlShutdown()
+        return version.decode() if isinstance(version, bytes) else str(version)
+    except Exception:  # without NVML the kernel module's own file may still tell
+        pass
+    try:
+        words = Path("/proc/driver/nvidia/version").read_text().split()
+        return next(word for word in words if word.count(".") >= 1 and word[0].isdigit())
+    except (OSError, StopIteration):
+        return None
