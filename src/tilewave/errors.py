@@ -36,8 +36,20 @@ class UnknownInstructionError(EmulationError):
 
 
 class MemoryFault(EmulationError):
-    """An access outside every buffer, outside shared memory, or misaligned."""
+    """An access outside every buffer, outside shared memory, or misaligned.
+
+    `lane` is the index of the first faulting thread among those executed together, `address` what it accessed.
+    """
+
+    def __init__(self, message: str, *, lane: int | None = None, address: int | None = None) -> None:
+        super().__init__(message)
+        self.lane = lane
+        self.address = address
 
 
 class BarrierError(EmulationError):
     """A barrier that not all threads of a block reach, or a deadlock."""
+
+
+class MeasurementError(TilewaveError):
+    """A measurement that cannot be right: a rate above the peak, an output never written, a time of zero."""
