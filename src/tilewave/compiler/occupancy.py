@@ -2,7 +2,7 @@
 
 The arithmetic is that of NVIDIA's occupancy calculator (``cuda_occupancy.h``): registers go to warps in units
 and live in the four sub-partitions; shared memory goes to blocks in units, with a reservation from compute
-capability 8.0 on. The whole of the SM's shared memory is taken to be available, which is what a launch asks for.
+capability 8.0 on. The whole of the SM's shared memory is taken to be available: a launch can ask for that.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class Occupancy:
     """Resident blocks and warps of an SM.
 
     ``limits`` maps each resource (``registers``, ``shared memory``, ``warps``, ``blocks``) to the blocks that
-    it would allow alone, ``limiting`` names those that bind. ``fraction`` is resident warps over the SM's warps.
-    Zero blocks: the kernel cannot be launched.
+    it would allow alone, ``limiting`` names those that bind. ``fraction`` is resident warps over the SM's
+    warps. Zero blocks: the kernel cannot be launched.
     """
 
     blocks_per_sm: int

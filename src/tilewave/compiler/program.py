@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Sequence
 
-from tilewave.compiler.resources import Resources, parse_resources
+from tilewave.compiler import cache
+from tilewave.compiler.records import Kernel, Program
+from tilewave.compiler.resources import parse_resources
 from tilewave.compiler.source import Source
-from tilewave.compiler.toolchain import compile_with_nvrtc, compiler_version
-from tilewave.errors import CompileError, UsageError
+from tilewave.compiler.toolchain import compile_with_nvrtc, compiler_version, library_path, stated_version
+from tilewave.errors import CompileError, ToolchainError, UsageError
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120", "sm_121")
 """The architectures that tilewave is tested for; any other real architecture of NVRTC is accepted too."""
@@ -32,25 +37,9 @@ _REFUSED = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """One kernel of a program: its name expression, its name in cubin and PTX, and what it takes of an SM."""
-
-    name: str
-    symbol: str
-    resources: Resources
-
-
-@dataclass(frozen=True)
-class Program:
-    """A compiled source: machine code for one architecture, the PTX it came from, and the compiler's log."""
-
-    arch: str
-    compiler: str
-    cubin: bytes = field(repr=False)
-    ptx: str = field(repr=False)
-    log: str = field(repr=False)
-    kernels: Mapping[str, Kernel]
+_guard = threading.Lock()
+_programs: dict[str, Program] = {}
+_compiling: dict[str, threading.Lock] = {}
 
 
 def compile_source(source: Source, entries: Sequence[str], arch: str, options: Sequence[str] = ()) -> Program:
@@ -58,14 +47,36 @@ def compile_source(source: Source, entries: Sequence[str], arch: str, options: S
 
     ``entries`` are the name expressions of the kernels to instantiate, such as ``sgemm_01_naive`` or
     ``gemm<128, 256>``. ``options`` are further options of NVRTC; one that is among ``DEFAULT_OPTIONS``
-    replaces that default. Raises ``CompileError`` with the compiler's log, ``ToolchainError`` without a usable NVRTC.
+    replaces that default. What was compiled before, by this process or an earlier one, is not compiled again.
+
+    Raises ``CompileError`` with the compiler's log, ``ToolchainError`` without a usable NVRTC, ``UsageError``
+    for an argument that makes no sense. Safe to call from any thread.
     """
     arch = _normalise_arch(arch)
     entries = _checked_strings("entries", entries)
     if not entries:
         raise UsageError("entries names no kernel to compile")
     options = _merge_options(_checked_strings("options", options))
-    compilation = compile_with_nvrtc(source.name, source.text, dict(source.headers), entries, arch, options)
+    key = _key(source, entries, arch, options)
+    if (program := _programs.get(key)) is not None:
+        return program
+    with _guard:
+        lock = _compiling.setdefault(key, threading.Lock())
+    with lock:
+        # Another thread may have compiled it while this one waited.
+        if (program := _programs.get(key)) is None:
+            program = cache.load(key)
+            if program is None:
+                program = _compile(source, entries, arch, options)
+                cache.store(key, program)
+            _programs[key] = program
+    with _guard:
+        _compiling.pop(key, None)
+    return program
+
+
+def _compile(source: Source, entries: tuple[str, ...], arch: str, options: tuple[str, ...]) -> Program:
+    compilation = compile_with_nvrtc(source.name, source.text, source.headers, entries, arch, options)
     resources = parse_resources(compilation.log)
     kernels = {}
     for entry in entries:
@@ -73,7 +84,38 @@ def compile_source(source: Source, entries: Sequence[str], arch: str, options: S
         if symbol not in resources:
             raise CompileError(f"{entry} in {source.name} is not a __global__ function", compilation.log)
         kernels[entry] = Kernel(entry, symbol, resources[symbol])
-    return Program(arch, compiler_version(), compilation.cubin, compilation.ptx, compilation.log, kernels)
+    compiler = compiler_version()
+    if (stated := stated_version(compilation.ptx)) != compiler:
+        raise ToolchainError(
+            f"the NVRTC at {library_path()} is {stated}, but it is installed as {compiler}: reinstall "
+            "nvidia-cuda-nvrtc, or start this process anew if it was just upgraded"
+        )
+    return Program(arch, compiler, compilation.cubin, compilation.ptx, compilation.log, kernels)
+
+
+def _key(source: Source, entries: tuple[str, ...], arch: str, options: tuple[str, ...]) -> str:
+    """Everything that decides what comes out of the compiler, and nothing else (no path, no time)."""
+    parts = [
+        cache.FORMAT_VERSION,
+        compiler_version(),
+        arch,
+        options,
+        entries,
+        source.name,
+        source.text,
+        sorted(source.headers.items()),
+    ]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _forget_locks() -> None:
+    """In a forked child: locks that another thread of the parent held would never be released."""
+    global _guard
+    _guard = threading.Lock()
+    _compiling.clear()
+
+
+os.register_at_fork(after_in_child=_forget_locks)
 
 
 def _normalise_arch(arch: str) -> str:

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -62,11 +62,24 @@ def library_path() -> Path:
         return path.resolve()
     if loaded is not None:
         return loaded
-    for directory in sys.path:
-        path = Path(directory or ".", _WHEEL_LIBRARY)
+    for directory in _library_directories():
+        path = directory / _SONAME
         if path.is_file():
             return path.resolve()
     return _load_from_system()
+
+
+def _library_directories() -> Iterator[Path]:
+    """Where NVRTC may lie, best first; nothing is loaded to find out."""
+    for directory in sys.path:
+        yield Path(directory or ".", _WHEEL_LIBRARY).parent
+    for directory in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep):
+        if directory:
+            yield Path(directory)
+    for variable in ("CONDA_PREFIX", "CUDA_PATH", "CUDA_HOME"):
+        if root := os.environ.get(variable):
+            yield from (Path(root, "lib64"), Path(root, "lib"))
+    yield Path("/usr/local/cuda/lib64")
 
 
 def _loaded_path() -> Path | None:
@@ -99,12 +112,14 @@ def _path_of(library: ctypes.CDLL) -> Path:
 
 
 def _load_from_system() -> Path:
-    """Load an NVRTC outside Python's packages (loader path, CUDA_PATH, conda) and say where it was found."""
-    from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
-
+    """Load an NVRTC outside Python's packages where the loader finds it, and say where that is."""
+    try:
+        from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
+    except ImportError as error:
+        raise ToolchainError(f"NVRTC, the CUDA runtime compiler, was not found: {_INSTALL_HINT}") from error
     try:
         path = load_nvidia_dynamic_lib("nvrtc").abs_path
-    except (DynamicLibNotFoundError, RuntimeError) as error:
+    except (DynamicLibNotFoundError, RuntimeError, OSError) as error:
         raise ToolchainError(f"NVRTC, the CUDA runtime compiler, was not found: {_INSTALL_HINT}") from error
     if path is None:
         raise ToolchainError("cannot tell which file the loaded NVRTC came from")
@@ -116,15 +131,15 @@ def compiler_version() -> str:
     """The compiler's exact name and version, such as ``NVRTC 13.5.37``."""
     path = library_path()
     version = _version_from_path(path) or _version_from_ptx()
-    if not version.startswith("13."):
-        raise ToolchainError(f"{path} is NVRTC {version}, but tilewave needs 13.x: {_INSTALL_HINT}")
-    return f"NVRTC {version}"
+    if not version.startswith("NVRTC 13."):
+        raise ToolchainError(f"{path} is {version}, but tilewave needs 13.x: {_INSTALL_HINT}")
+    return version
 
 
 def _version_from_path(path: Path) -> str | None:
     """The version that a wheel's metadata or a versioned file name tells, if either does."""
     if match := re.fullmatch(re.escape("libnvrtc.so.") + r"(\d+\.\d+\.\d+)", path.name):
-        return match[1]
+        return f"NVRTC {match[1]}"
     if path.parts[-len(_WHEEL_LIBRARY.parts) :] == _WHEEL_LIBRARY.parts:
         site = path.parents[len(_WHEEL_LIBRARY.parts) - 1]
         versions = {
@@ -133,21 +148,22 @@ def _version_from_path(path: Path) -> str | None:
             if (match := re.fullmatch(r"nvidia_cuda_nvrtc-([\d.]+)\.dist-info", name))
         }
         if len(versions) == 1:
-            return versions.pop()
+            return f"NVRTC {versions.pop()}"
     return None
 
 
 def _version_from_ptx() -> str:
     """Compile an empty kernel and read the version out of its PTX."""
     ptx = compile_with_nvrtc("version.cu", 'extern "C" __global__ void k() {}', {}, ("k",), "sm_90", ()).ptx
-    return _stated_version(ptx)
+    return stated_version(ptx)
 
 
-def _stated_version(ptx: str) -> str:
+def stated_version(ptx: str) -> str:
+    """The compiler that PTX says it came from, in the spelling of :func:`compiler_version`."""
     match = _PTX_VERSION.search(ptx)
     if match is None:
         raise ToolchainError(f"NVRTC at {library_path()} does not say its version in its PTX")
-    return match[1]
+    return f"NVRTC {match[1]}"
 
 
 @cache
@@ -162,8 +178,12 @@ def _nvrtc() -> Any:
             ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
         raise ToolchainError(f"NVRTC at {path} cannot be loaded ({error}); {_INSTALL_HINT}") from error
-    from cuda.bindings import nvrtc
-
+    try:
+        from cuda.bindings import nvrtc
+    except ImportError as error:
+        raise ToolchainError(
+            f"cuda.bindings cannot be imported ({error}): pip install 'cuda-bindings>=13.0,<14'"
+        ) from error
     return nvrtc
 
 
@@ -178,7 +198,7 @@ def supported_architectures() -> tuple[tuple[int, int], ...]:
 def compile_with_nvrtc(
     name: str,
     text: str,
-    headers: dict[str, str],
+    headers: Mapping[str, str],
     entries: Sequence[str],
     arch: str,
     options: Sequence[str],

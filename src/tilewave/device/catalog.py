@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
+from collections.abc import Iterable
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -12,44 +13,51 @@ from typing import Any
 from tilewave.device.spec import DeviceSpec
 from tilewave.errors import UsageError
 
-# The same for every compute capability from 7.5 to 12.1 (specs.toml, sources "guide" and "occupancy").
-_COMMON = {
-    "registers_per_sm": 65536,
-    "registers_per_block": 65536,
-    "registers_per_thread": 255,
-    "register_allocation_unit": 256,
-    "threads_per_block": 1024,
-    "warp_size": 32,
-    "sub_partitions": 4,
-}
-_FROM_OCCUPANCY_CALCULATOR = ("register_allocation_unit", "shared_allocation_unit", "sub_partitions")
+
+@cache
+def _data() -> dict[str, Any]:
+    text = resources.files("tilewave.device").joinpath("specs.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
 
 
 @cache
-def _load() -> tuple[dict[str, DeviceSpec], dict[str, str]]:
+def _records() -> tuple[dict[str, DeviceSpec], dict[str, str]]:
     """The records by name, and the name for each spelling (normalised name or alias)."""
-    text = resources.files("tilewave.device").joinpath("specs.toml").read_text(encoding="utf-8")
-    data = tomllib.loads(text)
     specs: dict[str, DeviceSpec] = {}
     spellings: dict[str, str] = {}
-    for entry in data["device"]:
-        record: dict[str, Any] = dict(entry)
-        aliases = record.pop("aliases", [])
-        own_sources = record.pop("sources")
-        capability = record.pop("compute_capability")
-        shared = _COMMON | data["architecture"][capability]
-        sources = {
-            name: data["sources"]["occupancy" if name in _FROM_OCCUPANCY_CALCULATOR else "guide"]
-            for name in shared
-        }
-        major, minor = capability.split(".")
+    for entry in _data()["device"]:
+        product: dict[str, Any] = dict(entry)
+        aliases = product.pop("aliases", [])
+        sources = product.pop("sources")
+        major, minor = product.pop("compute_capability").split(".")
+        capability = (int(major), int(minor))
+        figures = architecture_figures(capability)
         spec = DeviceSpec(
-            compute_capability=(int(major), int(minor)), sources=sources | own_sources, **shared, **record
+            compute_capability=capability, sources=figure_sources(figures) | sources, **figures, **product
         )
         specs[spec.name] = spec
         for spelling in (spec.name, *aliases):
             spellings[_normalise(spelling)] = spec.name
     return specs, spellings
+
+
+def architecture_figures(compute_capability: tuple[int, int]) -> dict[str, Any]:
+    """What depends on the compute capability only, by field of ``DeviceSpec``.
+
+    For a capability that is not in the table: the figures of the next older one in it, or of the oldest.
+    """
+    tables = {
+        tuple(int(part) for part in key.split(".")): table for key, table in _data()["architecture"].items()
+    }
+    older = [capability for capability in tables if capability <= compute_capability]
+    figures: dict[str, Any] = _data()["common"] | tables[max(older) if older else min(tables)]
+    return figures
+
+
+def figure_sources(fields: Iterable[str]) -> dict[str, str]:
+    """Where the figures of :func:`architecture_figures` come from."""
+    sources = _data()["sources"]
+    return {field: sources["by_field"].get(field, sources["architecture"]) for field in fields}
 
 
 def _normalise(name: str) -> str:
@@ -59,8 +67,15 @@ def _normalise(name: str) -> str:
 
 def spec_names() -> tuple[str, ...]:
     """Names of all GPUs known as data, in the order of their compute capability."""
-    specs, _ = _load()
+    specs, _ = _records()
     return tuple(sorted(specs, key=lambda name: specs[name].compute_capability))
+
+
+def find_spec(name: str) -> DeviceSpec | None:
+    """The record of a GPU model by name or alias, or None."""
+    specs, spellings = _records()
+    known = spellings.get(_normalise(name))
+    return None if known is None else specs[known]
 
 
 def get_spec(name: str) -> DeviceSpec:
@@ -68,12 +83,12 @@ def get_spec(name: str) -> DeviceSpec:
 
     Raises ``UsageError`` naming the known models when there is none of that name.
     """
-    specs, spellings = _load()
     if not isinstance(name, str):
         raise UsageError(f"a device name must be a string, not {type(name).__name__}: {name!r}")
-    key = _normalise(name)
-    if key in spellings:
-        return specs[spellings[key]]
-    close = difflib.get_close_matches(key, spellings, n=1)
-    hint = f"; did you mean {spellings[close[0]]}?" if close else ""
-    raise UsageError(f"unknown device {name!r}{hint} Known devices: {', '.join(spec_names())}")
+    spec = find_spec(name)
+    if spec is not None:
+        return spec
+    _, spellings = _records()
+    close = difflib.get_close_matches(_normalise(name), spellings, n=1)
+    hint = f" (did you mean {spellings[close[0]]}?)" if close else ""
+    raise UsageError(f"unknown device {name!r}{hint}; known devices: {', '.join(spec_names())}")

@@ -1,0 +1,234 @@
+"""Compiled programs on disk, so that a second process compiles nothing.
+
+An entry is one file, named by the key of what it was compiled from. It is written under a temporary name in
+the same directory and renamed, so that readers see a whole entry or none, on any file system that can rename.
+It carries a checksum of everything in it; whatever fails that check, is of another format or under another
+key is dropped as if it were not there. The directory and its entries belong to one user: what others own or
+could have written is not read. When the cache cannot be used, programs live in memory only, and one warning
+says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import stat
+import struct
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from tilewave.compiler.records import Kernel, Program
+from tilewave.compiler.resources import Resources
+
+FORMAT_VERSION = 1
+"""Part of every key; raise it when the meaning of an entry or of the key changes."""
+
+_MAGIC = b"tilewave program\n"
+_SUFFIX = ".program"
+_TEMPORARY_SUFFIX = ".tmp"
+_ABANDONED_AFTER_S = 3600.0
+_LARGEST_ENTRY = 1 << 28
+
+_state_lock = threading.Lock()
+_warned: set[Path] = set()
+_swept: set[Path] = set()
+
+
+class CacheWarning(UserWarning):
+    """The program cache cannot be used; programs are kept in memory only."""
+
+
+class _Refused(Exception):
+    """The cache's directory or an entry is not ours alone."""
+
+
+def cache_directory() -> Path:
+    """Where compiled programs are kept: ``TILEWAVE_CACHE_DIR``, or the user's cache directory.
+
+    The path is not absolute when there is nothing to make it so (no home directory); it is then not used.
+    """
+    if asked := os.environ.get("TILEWAVE_CACHE_DIR"):
+        path = Path(asked).expanduser() if asked.startswith("~") else Path(asked)
+        with suppress(FileNotFoundError):  # the current directory may be gone
+            return path.absolute()
+        return path
+    from platformdirs import user_cache_path
+
+    return user_cache_path("tilewave", appauthor=False) / "programs"
+
+
+def load(key: str) -> Program | None:
+    """The program stored under ``key``, or None. Never raises for the state of the disk."""
+    directory = cache_directory()
+    try:
+        with _opened(directory) as descriptor:
+            data = _read_entry(descriptor, key + _SUFFIX)
+            program = _decode(data, key) if data is not None else None
+            if data is not None and program is None:
+                os.unlink(key + _SUFFIX, dir_fd=descriptor)
+            return program
+    except FileNotFoundError:
+        return None
+    except (_Refused, OSError) as error:
+        _warn_once(directory, error)
+        return None
+
+
+def store(key: str, program: Program) -> None:
+    """Keep ``program`` under ``key``, if the directory lets us. Never raises for the state of the disk."""
+    directory = cache_directory()
+    data = _encode(key, program)
+    try:
+        try:
+            _store_in(directory, key, data)
+        except FileNotFoundError:
+            # The directory vanished between its making and our writing: once is an accident.
+            _store_in(directory, key, data)
+    except (_Refused, OSError) as error:
+        _warn_once(directory, error)
+
+
+def _store_in(directory: Path, key: str, data: bytes) -> None:
+    _make_private(directory)
+    with _opened(directory) as descriptor:
+        _sweep_once(directory, descriptor)
+        _write_entry(descriptor, key + _SUFFIX, data)
+
+
+def _make_private(directory: Path) -> None:
+    """Create the directory and what is missing above it, for this user only, whatever the umask."""
+    if not directory.is_absolute():
+        raise _Refused("it is relative to a directory that does not exist")
+    missing = []
+    while not directory.exists():
+        missing.append(directory)
+        directory = directory.parent
+    for level in reversed(missing):
+        with suppress(FileExistsError):
+            level.mkdir(mode=0o700)
+
+
+@contextmanager
+def _opened(directory: Path) -> Iterator[int]:
+    """A descriptor of the directory: all work goes through it, so a swap of the path changes nothing."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _refuse_if_shared(os.fstat(descriptor), "it")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _refuse_if_shared(status: os.stat_result, what: str) -> None:
+    if status.st_uid != os.geteuid():
+        raise _Refused(f"{what} belongs to user {status.st_uid}, not to user {os.geteuid()}")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise _Refused(f"{what} can be written by other users (mode {stat.S_IMODE(status.st_mode):04o})")
+
+
+def _read_entry(directory: int, name: str) -> bytes | None:
+    """The bytes of an entry; None if there is none."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        descriptor = os.open(name, flags, dir_fd=directory)
+    except FileNotFoundError:
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(file.fileno())
+        _refuse_if_shared(status, name)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST_ENTRY:
+            return b""
+        return file.read(_LARGEST_ENTRY)
+
+
+def _write_entry(directory: int, name: str, data: bytes) -> None:
+    """Write a whole entry or none: under a temporary name, then renamed."""
+    temporary = f"{name}.{os.getpid()}.{secrets.token_hex(8)}{_TEMPORARY_SUFFIX}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(temporary, flags, 0o600, dir_fd=directory)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary, dir_fd=directory)
+        raise
+
+
+def _sweep_once(directory: Path, descriptor: int) -> None:
+    """Once a process: remove temporary files that killed writers left behind."""
+    with _state_lock:
+        if directory in _swept:
+            return
+        _swept.add(directory)
+    oldest = time.time() - _ABANDONED_AFTER_S
+    with suppress(OSError), os.scandir(descriptor) as entries:
+        for entry in entries:
+            if entry.name.endswith(_TEMPORARY_SUFFIX) and entry.stat(follow_symlinks=False).st_mtime < oldest:
+                with suppress(OSError):
+                    os.unlink(entry.name, dir_fd=descriptor)
+
+
+def _warn_once(directory: Path, error: Exception) -> None:
+    with _state_lock:
+        if directory in _warned:
+            return
+        _warned.add(directory)
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    warnings.warn(
+        f"the program cache {directory} cannot be used: {reason}. Every process compiles anew. "
+        "TILEWAVE_CACHE_DIR can name another directory.",
+        CacheWarning,
+        stacklevel=4,
+    )
+
+
+def _encode(key: str, program: Program) -> bytes:
+    """An entry: magic, SHA-256 of the rest, length of the header, header in JSON, cubin, PTX, log."""
+    parts = (program.cubin, program.ptx.encode(), program.log.encode())
+    header = json.dumps(
+        {
+            "format": FORMAT_VERSION,
+            "key": key,
+            "arch": program.arch,
+            "compiler": program.compiler,
+            "kernels": [asdict(kernel) for kernel in program.kernels.values()],
+            "sizes": [len(part) for part in parts],
+        }
+    ).encode()
+    body = b"".join((struct.pack(">I", len(header)), header, *parts))
+    return _MAGIC + hashlib.sha256(body).digest() + body
+
+
+def _decode(data: bytes, key: str) -> Program | None:
+    """The program in an entry; None if the entry is damaged, of another format or under another key."""
+    start = len(_MAGIC) + hashlib.sha256().digest_size
+    body = data[start:]
+    if not data.startswith(_MAGIC) or hashlib.sha256(body).digest() != data[len(_MAGIC) : start]:
+        return None
+    try:
+        (length,) = struct.unpack_from(">I", body)
+        header = json.loads(body[4 : 4 + length])
+        if header["format"] != FORMAT_VERSION or header["key"] != key:
+            return None
+        kernels = {
+            entry["name"]: Kernel(entry["name"], entry["symbol"], Resources(**entry["resources"]))
+            for entry in header["kernels"]
+        }
+        parts = []
+        offset = 4 + length
+        for size in header["sizes"]:
+            parts.append(body[offset : offset + size])
+            offset += size
+        cubin, ptx, log = parts
+        return Program(header["arch"], header["compiler"], cubin, ptx.decode(), log.decode(), kernels)
+    except (ValueError, KeyError, TypeError, struct.error):
+        return None

@@ -1,0 +1,115 @@
+"""What the CUDA driver says: its version, and the GPUs that it sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tilewave.device.catalog import architecture_figures, figure_sources, find_spec
+from tilewave.device.spec import DeviceSpec
+from tilewave.errors import DeviceError, ToolchainError
+
+MINIMUM_DRIVER = 580
+"""The oldest driver branch that tilewave runs on: the first that supports CUDA 13."""
+
+_MINIMUM_CUDA = (13, 0)
+_NEED = f"tilewave needs driver {MINIMUM_DRIVER} or later (CUDA {_MINIMUM_CUDA[0]}.{_MINIMUM_CUDA[1]})"
+
+
+def _bindings() -> Any:
+    """The module ``cuda.bindings.driver``; a function, so that tests can put another in its place."""
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise ToolchainError(
+            f"cuda.bindings cannot be imported ({error}): pip install 'cuda-bindings>=13.0,<14'"
+        ) from error
+    return driver
+
+
+def _call(function: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:
+    """The value of a driver call; a ``DeviceError`` that names call and result when it fails."""
+    status, *values = function(*arguments)
+    if status.value != 0:
+        raise DeviceError(f"{function.__name__} failed: {status.name}")
+    return values[0] if values else None
+
+
+def driver_cuda_version() -> tuple[int, int]:
+    """The CUDA version that the installed driver supports, such as (13, 0).
+
+    Raises ``ToolchainError`` when there is no driver.
+    """
+    driver = _bindings()
+    try:
+        version = _call(driver.cuDriverGetVersion)
+    except RuntimeError as error:  # what cuda.bindings raises without libcuda
+        raise ToolchainError(f"no NVIDIA driver was found ({error}); {_NEED}") from error
+    return version // 1000, version % 1000 // 10
+
+
+def require_driver(cuda_version: tuple[int, int] | None = None) -> tuple[int, int]:
+    """Check, before anything is compiled, that the driver can load what will be compiled.
+
+    ``cuda_version`` is what the driver supports, asked for when left out; it is returned. Raises
+    ``ToolchainError`` for a driver older than 580, or none.
+    """
+    found = driver_cuda_version() if cuda_version is None else cuda_version
+    if found < _MINIMUM_CUDA:
+        raise ToolchainError(
+            f"the NVIDIA driver is too old: it supports CUDA {found[0]}.{found[1]}, but {_NEED}"
+        )
+    return found
+
+
+def query_device(ordinal: int = 0) -> DeviceSpec:
+    """The GPU that CUDA numbers ``ordinal``, as its driver describes it.
+
+    SMs, clock, registers, shared memory, thread and block limits, L2 and bandwidth are the driver's. What it
+    does not tell (FP32 lanes, allocation units, power) comes from the table, as ``sources`` says. Raises
+    ``ToolchainError`` without a driver of 580 or later, ``DeviceError`` when there is no such GPU.
+    """
+    require_driver()
+    driver = _bindings()
+    _call(driver.cuInit, 0)
+    count = _call(driver.cuDeviceGetCount)
+    if not 0 <= ordinal < count:
+        raise DeviceError(f"there is no GPU {ordinal}: the driver sees {count}, numbered from 0")
+    device = _call(driver.cuDeviceGet, ordinal)
+    name = _call(driver.cuDeviceGetName, 128, device).split(b"\0")[0].decode()
+
+    def attribute(suffix: str) -> int:
+        key = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{suffix}")
+        return int(_call(driver.cuDeviceGetAttribute, key, device))
+
+    capability = (attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR"))
+    queried: dict[str, Any] = {
+        "sms": attribute("MULTIPROCESSOR_COUNT"),
+        "clock_mhz": attribute("CLOCK_RATE") / 1000,
+        "registers_per_sm": attribute("MAX_REGISTERS_PER_MULTIPROCESSOR"),
+        "registers_per_block": attribute("MAX_REGISTERS_PER_BLOCK"),
+        "shared_per_sm": attribute("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR"),
+        "shared_per_block": attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+        "shared_reserved_per_block": attribute("RESERVED_SHARED_MEMORY_PER_BLOCK"),
+        "threads_per_sm": attribute("MAX_THREADS_PER_MULTIPROCESSOR"),
+        "threads_per_block": attribute("MAX_THREADS_PER_BLOCK"),
+        "blocks_per_sm": attribute("MAX_BLOCKS_PER_MULTIPROCESSOR"),
+        "l2_bytes": attribute("L2_CACHE_SIZE"),
+        "warp_size": attribute("WARP_SIZE"),
+    }
+    # Two transfers a clock: kHz * bits / 8 * 2 = bytes per ms.
+    bandwidth = attribute("MEMORY_CLOCK_RATE") * attribute("GLOBAL_MEMORY_BUS_WIDTH") / 4 / 1e6
+    if bandwidth > 0:
+        queried["bandwidth_gb_s"] = bandwidth
+    known = find_spec(name)
+    figures = architecture_figures(capability)
+    sources = figure_sources(figures)
+    if known is not None:
+        product = {"bandwidth_gb_s": known.bandwidth_gb_s, "power_w": known.power_w}
+        figures |= product
+        sources |= {field: known.sources[field] for field in product if field in known.sources}
+    figures.setdefault("power_w", None)
+    figures.setdefault("bandwidth_gb_s", float("nan"))
+    figures |= queried | {"arch": "sm_{}{}".format(*capability)}
+    sources |= dict.fromkeys(queried, "the driver")
+    return DeviceSpec(name=name, compute_capability=capability, sources=sources, **figures)
