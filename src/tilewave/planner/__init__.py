@@ -1,0 +1,65 @@
+"""Tiles, schedules, the cost estimate and the choice; no GPU library is imported here."""
+
+from tilewave.planner.cost import ARTICLE_COSTS, Constant, CostModel, Estimate, estimate
+from tilewave.planner.records import Candidate, Launch, Plan, Problem, launch_of
+from tilewave.planner.schedules import (
+    DATA_PARALLEL,
+    STREAM_K_WALK,
+    Decomposition,
+    Raster,
+    Schedule,
+    ScheduleKind,
+    WorkItem,
+    decompose,
+    split_k,
+    stream_k,
+    stream_k_sixteen,
+)
+from tilewave.planner.select import (
+    EVERYTHING,
+    FAMILIES,
+    THREE_KERNELS,
+    WITH_STREAM_K,
+    Family,
+    least_bare_pieces,
+    plan,
+)
+from tilewave.planner.tiles import DOUBLE_BUFFERED, LARGE, SMALL, TALL, VARIANTS, Tile, Variant
+
+__all__ = [
+    "ARTICLE_COSTS",
+    "DATA_PARALLEL",
+    "DOUBLE_BUFFERED",
+    "EVERYTHING",
+    "FAMILIES",
+    "LARGE",
+    "SMALL",
+    "STREAM_K_WALK",
+    "TALL",
+    "THREE_KERNELS",
+    "VARIANTS",
+    "WITH_STREAM_K",
+    "Candidate",
+    "Constant",
+    "CostModel",
+    "Decomposition",
+    "Estimate",
+    "Family",
+    "Launch",
+    "Plan",
+    "Problem",
+    "Raster",
+    "Schedule",
+    "ScheduleKind",
+    "Tile",
+    "Variant",
+    "WorkItem",
+    "decompose",
+    "estimate",
+    "launch_of",
+    "least_bare_pieces",
+    "plan",
+    "split_k",
+    "stream_k",
+    "stream_k_sixteen",
+]
