@@ -48,29 +48,40 @@ def canonical_nan(values: Float32) -> Float32:
 def fma(a: npt.ArrayLike, b: npt.ArrayLike, c: npt.ArrayLike, out: Float32 | None = None) -> Float32:
     """a * b + c in float32 with a single rounding, element by element, with broadcasting.
 
-    Operands must be float32. `out` may be one of them.
+    Operands must be float32. `out` (float32, of the result's shape) may be one of them.
     """
     x, y, z = (_float32(operand) for operand in (a, b, c))
-    with np.errstate(invalid="ignore", over="ignore", under="ignore"):
-        total = np.multiply(x, y, dtype=np.float64)
-        if total.shape != np.broadcast_shapes(total.shape, z.shape):
-            total = np.broadcast_to(total, np.broadcast_shapes(total.shape, z.shape)).copy()
-        np.add(total, z, out=total)
-        total = np.atleast_1d(total)
-        result = total.astype(np.float32)
-        suspects = _suspects(total, result)
-        if suspects.any():
-            shape = total.shape
-            p = np.multiply(
-                np.broadcast_to(x, shape)[suspects], np.broadcast_to(y, shape)[suspects], dtype=np.float64
-            )
-            result[suspects] = _round_to_odd(p, np.broadcast_to(z, shape)[suspects].astype(np.float64))
-    canonical_nan(result)
-    result = result.reshape(np.broadcast_shapes(x.shape, y.shape, z.shape))
+    if not x.shape == y.shape == z.shape:
+        x, y, z = np.broadcast_arrays(x, y, z)
     if out is None:
-        return result
-    out[...] = result
+        out = np.empty(x.shape, dtype=np.float32)
+    elif out.dtype != np.float32 or out.shape != x.shape:
+        raise TypeError(f"out is {out.dtype} of shape {out.shape}; accepted is float32 of shape {x.shape}")
+    if x.ndim != 1:
+        x, y, z = x.reshape(-1), y.reshape(-1), z.reshape(-1)
+    flat = out.reshape(-1) if out.flags.c_contiguous else np.empty(out.size, dtype=np.float32)
+    with np.errstate(invalid="ignore", over="ignore", under="ignore"):
+        for start in range(0, len(flat), _LANES_AT_ONCE):
+            part = slice(start, start + _LANES_AT_ONCE)
+            _fma_into(x[part], y[part], z[part], flat[part])
+    if not out.flags.c_contiguous:
+        out[...] = flat.reshape(out.shape)
     return out
+
+
+_LANES_AT_ONCE = 1 << 14  # the float64 temporaries of one step stay in the cache
+
+
+def _fma_into(x: Float32, y: Float32, z: Float32, out: Float32) -> None:
+    total = np.multiply(x, y, dtype=np.float64)
+    total += z
+    result = total.astype(np.float32)
+    suspects = _suspects(total, result)
+    if suspects.any():
+        product = np.multiply(x[suspects], y[suspects], dtype=np.float64)
+        result[suspects] = _round_to_odd(product, z[suspects].astype(np.float64))
+    canonical_nan(result)
+    out[...] = result
 
 
 def _float32(operand: npt.ArrayLike) -> Float32:
@@ -82,7 +93,7 @@ def _float32(operand: npt.ArrayLike) -> Float32:
 
 def _suspects(total: npt.NDArray[np.float64], result: Float32) -> npt.NDArray[np.bool_]:
     """Lanes whose float64 sum may be a midpoint of float32: step 4 of the argument above."""
-    low_words = total.view(np.uint32)[..., 0::2]  # every machine that CUDA runs on is little-endian
+    low_words = total.view(np.uint32)[0::2]  # every machine that CUDA runs on is little-endian
     midpoint = (low_words & np.uint32(0x1FFFFFFF)) == np.uint32(0x10000000)
     # 0 < |result| <= 2^-126; doubling drops the sign, and subtracting 1 turns 0 into the largest number.
     magnitude = (result.view(np.uint32) << np.uint32(1)) - np.uint32(1)
