@@ -27,7 +27,7 @@ from pathlib import Path
 from tilewave.compiler.records import Kernel, Program
 from tilewave.compiler.resources import Resources
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Part of every key; raise it when the meaning of an entry or of the key changes."""
 
 _MAGIC = b"tilewave program\n"

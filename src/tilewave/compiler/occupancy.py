@@ -19,9 +19,9 @@ from tilewave.errors import UsageError
 class Occupancy:
     """Resident blocks and warps of an SM.
 
-    ``limits`` maps each resource (``registers``, ``shared memory``, ``warps``, ``blocks``) to the blocks that
-    it would allow alone, ``limiting`` names those that bind. ``fraction`` is resident warps over the SM's
-    warps. Zero blocks: the kernel cannot be launched.
+    ``limits`` maps each resource (``registers``, ``shared memory``, ``warps``, ``blocks``, ``barriers`` where
+    they count) to the blocks that it would allow alone; ``limiting`` names those that bind. ``fraction`` is
+    resident warps over the SM's warps. Zero blocks: the kernel cannot be launched.
     """
 
     blocks_per_sm: int
@@ -56,6 +56,8 @@ def occupancy(
         "warps": spec.warps_per_sm // warps if threads <= spec.threads_per_block else 0,
         "blocks": spec.blocks_per_sm,
     }
+    if spec.barriers_per_sm is not None and resources.barriers > 0:
+        limits["barriers"] = spec.barriers_per_sm // resources.barriers
     blocks = min(limits.values())
     return Occupancy(
         blocks_per_sm=blocks,

@@ -8,19 +8,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Resources:
-    """Registers per thread, local memory per thread and static shared memory per block, in bytes."""
+    """Registers and bytes of local memory per thread, static shared bytes and barriers per block."""
 
     registers: int
     stack_bytes: int
     spill_store_bytes: int
     spill_load_bytes: int
     static_shared_bytes: int
+    barriers: int = 0
 
 
 _ENTRY = re.compile(r"Compiling entry function '([^']+)'")
 _PROPERTIES = re.compile(r"Function properties for (\S+)")
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _REGISTERS = re.compile(r"Used (\d+) registers")
+_BARRIERS = re.compile(r"used (\d+) barriers")
 _SHARED = re.compile(r"(\d+)(?:\+(\d+))? bytes smem")
 
 
@@ -37,8 +39,14 @@ def parse_resources(log: str) -> dict[str, Resources]:
         elif described is not None and (match := _FRAME.search(line)):
             frames[described] = (int(match[1]), int(match[2]), int(match[3]))
         elif entry is not None and (match := _REGISTERS.search(line)):
+            barriers = _BARRIERS.search(line)
             shared = _SHARED.search(line)
             static_shared = int(shared[1]) + int(shared[2] or 0) if shared else 0
-            found[entry] = Resources(int(match[1]), *frames.get(entry, (0, 0, 0)), static_shared)
+            found[entry] = Resources(
+                int(match[1]),
+                *frames.get(entry, (0, 0, 0)),
+                static_shared,
+                int(barriers[1]) if barriers else 0,
+            )
             entry = None
     return found
