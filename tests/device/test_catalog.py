@@ -12,7 +12,7 @@ from tilewave.errors import UsageError
 
 ALL = ("T4", "A100", "RTX 3090", "RTX 4090", "L4", "GB10", "H100", "H200", "B200", "RTX 5090")
 
-# SMs, FP32 TFLOP/s, shared KiB per SM, warps per SM: as the vendor states them, the GB10's as the article does.
+# SMs, FP32 TFLOP/s, shared KiB per SM, warps per SM: the vendor's figures, and the article's for the GB10.
 STATED = {
     "T4": (40, 8.1, 64, 32),
     "A100": (108, 19.5, 164, 64),

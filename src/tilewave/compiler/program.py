@@ -145,4 +145,6 @@ def _merge_options(options: tuple[str, ...]) -> tuple[str, ...]:
                 "argument, and every compile makes one cubin"
             )
     given = {_option_name(option) for option in options}
+    if "use_fast_math" in given:
+        given |= {"ftz", "prec-div", "prec-sqrt", "fmad"}
     return tuple(option for option in DEFAULT_OPTIONS if _option_name(option) not in given) + options

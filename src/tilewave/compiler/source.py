@@ -26,6 +26,13 @@ class Source:
     text: str = field(repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise UsageError("a source needs a name: the compiler's messages show it")
+        for name, text in ((self.name, self.text), *self.headers.items()):
+            if "\0" in name or "\0" in text:
+                raise UsageError(f"{name!r} holds a NUL character, where the compiler would stop reading")
+
     @staticmethod
     def from_text(name: str, text: str, headers: Mapping[str, str] | None = None) -> Source:
         """A source from strings."""

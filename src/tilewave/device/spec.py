@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 class DeviceSpec:
     """One GPU model, or one real GPU as its driver describes it.
 
-    Sizes are in bytes, clocks in MHz, bandwidth in GB/s (10^9 bytes), power in W. Registers have 32 bits
-    and are given to warps in units of ``register_allocation_unit``; ``shared_reserved_per_block`` is what the driver
-    keeps of an SM's shared memory for each block. ``barriers_per_sm`` is None where barriers limit nothing.
-    ``sources`` says for each field where its figure comes from.
+    Sizes are in bytes, clocks in MHz, bandwidth in GB/s (10^9 bytes), power in W. Registers have 32 bits and
+    are given to warps in units of ``register_allocation_unit``; ``shared_reserved_per_block`` is what the
+    driver keeps of an SM's shared memory for each block. ``barriers_per_sm`` is None where barriers limit
+    nothing. ``sources`` says for each field where its figure comes from.
     """
 
     name: str
