@@ -77,7 +77,7 @@ class Candidate:
     rejected: str | None
 
     def __str__(self) -> str:
-        return f"{self.variant}, {self.schedule}" + (f": {self.rejected}" if self.rejected else "")
+        return f"{self.variant} {self.schedule}" + (f": {self.rejected}" if self.rejected else "")
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Plan:
         rows, columns = self.raster.tiles_m, self.raster.tiles_n
         estimate = self.estimate
         lines = [
-            f"{self.problem} on {self.device} ({self.sms} SMs): {self.variant}, {self.schedule}",
+            f"{self.problem} on {self.device} ({self.sms} SMs): {self.variant} {self.schedule}",
             f"  tiles {rows} x {columns}" + (f" x {self.problem.batch}" if self.problem.batch != 1 else ""),
             f"  launch {self.launch}",
             f"  waves {estimate.waves}, {estimate.idle_sms} SMs idle in the last",

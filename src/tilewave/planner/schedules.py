@@ -74,11 +74,11 @@ class Schedule:
             case ScheduleKind.DATA_PARALLEL:
                 return "data-parallel"
             case ScheduleKind.SPLIT_K:
-                return f"split-K, {self.pieces} ways"
+                return f"split-K {self.pieces} ways"
             case ScheduleKind.STREAM_K_WALK:
-                return "stream-K, one long walk an SM"
+                return "stream-K walk"
             case _:
-                return f"stream-K, last wave in {self.pieces}"
+                return f"stream-K {self.pieces} pieces"
 
 
 DATA_PARALLEL = Schedule(ScheduleKind.DATA_PARALLEL)
