@@ -51,5 +51,9 @@ class BarrierError(EmulationError):
     """A barrier that not all threads of a block reach, or a deadlock."""
 
 
+class RaceError(EmulationError):
+    """Two warps touch one word of shared memory, one of them writing, without a barrier between them."""
+
+
 class MeasurementError(TilewaveError):
     """A measurement that cannot be right: a rate above the peak, an output never written, a time of zero."""

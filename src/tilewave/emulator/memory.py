@@ -398,6 +398,29 @@ class PartitionedMemory(_Space):
         self._store = _Store(parts * self._stride)
         self._bases = np.repeat(np.arange(parts, dtype=np.int64) * self._stride, lanes_per_part)
 
+    @property
+    def words(self) -> Words:
+        """The words of all parts, `stride` bytes a part."""
+        return self._store.words
+
+    @property
+    def stride(self) -> int:
+        """Distance in bytes from one part to the next."""
+        return self._stride
+
+    def access(
+        self,
+        addresses: Addresses,
+        width: int,
+        lanes: npt.NDArray[np.int64] | None,
+        rows: Sequence[Words],
+        *,
+        store: bool,
+    ) -> None:
+        """Load into or store from `rows` for the given lanes (None: all), one address each."""
+        _check_width(width)
+        self._access(_signed(addresses), width, lanes, rows, store=store)
+
     def part(self, index: int) -> Words:
         """The words of one part (a view)."""
         words = self._stride // 4

@@ -1,0 +1,39 @@
+"""Where a kernel's variables lie: offsets in shared and local memory, addresses of constant data."""
+
+from __future__ import annotations
+
+from tilewave.emulator.ptx import Entry
+
+SHARED_WINDOW = 0x7E00_0000_0000
+"""Generic address of the first byte of shared memory."""
+LOCAL_WINDOW = 0x7D00_0000_0000
+"""Generic address of the first byte of local memory."""
+WINDOW_BYTES = 1 << 32
+
+
+class Layout:
+    """Offsets of a kernel's `.shared` and `.local` variables; dynamic shared memory comes last."""
+
+    def __init__(self, entry: Entry) -> None:
+        self._addresses: dict[str, int] = {}
+        sizes = {"shared": 0, "local": 0}
+        variables = sorted(entry.variables.values(), key=lambda variable: variable.extern)
+        for variable in variables:
+            if variable.space not in sizes:
+                continue
+            # The compiler may raise a shared array's alignment to whatever it likes: 16 serves wide accesses.
+            align = max(variable.align, 16)
+            address = -(-sizes[variable.space] // align) * align
+            self._addresses[variable.name] = address
+            if not variable.extern:
+                sizes[variable.space] = address + variable.nbytes
+        self.static_shared_bytes = sizes["shared"]
+        self.local_bytes = sizes["local"]
+        externs = [self._addresses[v.name] for v in variables if v.extern and v.space == "shared"]
+        self.dynamic_offset = max(externs, default=self.static_shared_bytes)
+        self._offset = 0
+        self.globals: dict[str, int] = {}
+
+    def address(self, name: str) -> int | None:
+        """Address of a variable in its own space, or None if there is none of that name."""
+        return self._addresses.get(name, self.globals.get(name))

@@ -1,0 +1,117 @@
+"""A kernel made ready to run: blocks with their Python code, register slots, memory layout, static counts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from tilewave.emulator.codegen import Access, BlockCode, Emitter, Options, unknown
+from tilewave.emulator.counters import classify
+from tilewave.emulator.flow import BasicBlock, Slots, assign_slots, basic_blocks, is_block_barrier
+from tilewave.emulator.layout import Layout
+from tilewave.emulator.opcodes import space_of, vector_of
+from tilewave.emulator.ptx import Entry, Immediate, Instruction, Module, type_bits
+from tilewave.errors import UnknownInstructionError, UsageError
+
+
+@dataclass
+class Program:
+    """One entry of a module, translated for one set of options."""
+
+    entry: Entry
+    options: Options
+    blocks: list[BasicBlock]
+    slots: Slots
+    scratch_rows: int
+    layout: Layout
+    codes: list[BlockCode]
+    accesses: list[Access]
+    opcode_counts: list[Counter[str]]  # by basic block
+    class_counts: list[Counter[str]]
+    has_global_atomics: bool
+
+    @property
+    def source(self) -> str:
+        """The generated Python code, for reading."""
+        return "\n".join(code.source for code in self.codes)
+
+
+def translate(module: Module, symbol: str, options: Options) -> Program:
+    """Translate an entry of a module; raises `UnknownInstructionError` for what cannot be executed."""
+    if symbol not in module.entries:
+        known = ", ".join(module.entries) or "none"
+        raise UsageError(f"the PTX has no entry {symbol!r}; its entries are: {known}")
+    cache: dict[tuple[str, Options], Program] = module.__dict__.setdefault("_programs", {})
+    key = (symbol, options)
+    if key not in cache:
+        cache[key] = _translate(module.entries[symbol], options)
+    return cache[key]
+
+
+def _translate(entry: Entry, options: Options) -> Program:
+    code = entry.instructions
+    if not code:
+        raise UnknownInstructionError(f"PTX line {entry.line}: entry {entry.name} has no instructions")
+    blocks = basic_blocks(entry)
+    slots = assign_slots(blocks, code)
+    layout = Layout(entry)
+    accesses = {id(i): access for i in code if (access := memory_access(i)) is not None}
+    codes = []
+    scratch_rows = 0
+    for block in blocks:
+        emitter = Emitter(slots, layout, options, accesses)
+        body = code[block.first : block.stop]
+        emitter.find_groups(body)
+        for instruction in body:
+            emitter.emit(instruction)
+        codes.append(emitter.finish(block))
+        scratch_rows = max(scratch_rows, emitter.scratch_rows)
+    return Program(
+        entry,
+        options,
+        blocks,
+        slots,
+        scratch_rows,
+        layout,
+        codes,
+        list(accesses.values()),
+        [Counter(".".join([i.opcode, *i.modifiers]) for i in code[b.first : b.stop]) for b in blocks],
+        [Counter(classify(i) for i in code[b.first : b.stop]) for b in blocks],
+        any(a.instruction.opcode in ("atom", "red") and a.space != "shared" for a in accesses.values()),
+    )
+
+
+def memory_access(instruction: Instruction) -> Access | None:
+    """The memory access that an instruction makes; None for others and for parameters."""
+    opcode, modifiers = instruction.opcode, instruction.modifiers
+    if opcode in ("ld", "ldu", "st"):
+        space = space_of(instruction)
+        if space == "param":
+            if opcode == "st":
+                raise unknown(instruction)
+            return None
+        try:
+            width = type_bits(modifiers[-1]) // 8 * vector_of(instruction)
+        except (KeyError, IndexError):
+            raise unknown(instruction) from None
+        return Access(instruction, space, width, opcode == "st", width)
+    if opcode in ("atom", "red"):
+        try:
+            width = type_bits(modifiers[-1]) // 8
+        except (KeyError, IndexError):
+            raise unknown(instruction) from None
+        return Access(instruction, space_of(instruction), width, True, width)
+    if opcode == "cp" and modifiers[:1] == ("async",) and len(instruction.operands) >= 3:
+        size = instruction.operands[2]
+        if isinstance(size, Immediate):
+            return Access(instruction, "copy", size.value, True, size.value)
+    return None
+
+
+def barrier_of(block: BasicBlock, code: list[Instruction]) -> tuple[int, int | None, bool]:
+    """Number, thread count (None: all) and whether it is aligned, of the barrier that ends a block."""
+    instruction = code[block.stop - 1]
+    assert is_block_barrier(instruction)
+    numbers = [operand.value for operand in instruction.operands if isinstance(operand, Immediate)]
+    aligned = instruction.opcode == "bar" or "aligned" in instruction.modifiers
+    return numbers[0], numbers[1] if len(numbers) > 1 else None, aligned

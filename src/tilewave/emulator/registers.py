@@ -1,0 +1,70 @@
+"""The register file: rows of lanes for each width of slot, and views of them by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewave.emulator.flow import Slots
+from tilewave.emulator.memory import POISON
+
+_DTYPES = {1: np.bool_, 16: np.uint16, 32: np.uint32, 64: np.uint64}
+_PARTS = {"p": 1, "h": 16, "r": 32, "d": 64}
+_UNWRITTEN = {1: False, 16: POISON & 0xFFFF, 32: POISON, 64: POISON << 32 | POISON}
+
+
+class RegisterFile:
+    """Registers of up to `lanes` lanes, poisoned; `rows` gives views of the first n lanes of named rows."""
+
+    def __init__(self, slots: Slots, scratch_rows: int, lanes: int) -> None:
+        self.parts: dict[int, npt.NDArray[Any]] = {
+            width: np.full((count, lanes), _UNWRITTEN[width], dtype=_DTYPES[width])
+            for width, count in slots.counts.items()
+        }
+        self._scratch = np.zeros((scratch_rows, lanes), dtype=np.uint64)
+        self._known: dict[tuple[int, int], tuple[npt.NDArray[Any], ...]] = {}
+
+    def rows(self, key: int, names: list[str], n: int) -> tuple[npt.NDArray[Any], ...]:
+        """Views of the first n lanes of the named rows; `key` identifies the list of names."""
+        if (key, n) not in self._known:
+            if len(self._known) > 5000:
+                self._known.clear()
+            self._known[key, n] = tuple(self.row(name, n) for name in names)
+        return self._known[key, n]
+
+    def row(self, name: str, n: int) -> npt.NDArray[Any]:
+        """A view such as `r5_f4` of the first n lanes."""
+        place, code = name.split("_")
+        dtype = np.dtype(code)
+        if place[0] == "t":
+            scratch: npt.NDArray[Any] = self._scratch[int(place[1:])].view(dtype)[:n]
+            return scratch
+        row: npt.NDArray[Any] = self.parts[_PARTS[place[0]]][int(place[1:])]
+        step = row.itemsize // dtype.itemsize  # a narrower view takes the low part of each value
+        view: npt.NDArray[Any] = row.view(dtype)[::step][:n] if step > 1 else row.view(dtype)[:n]
+        return view
+
+    def copy_lanes(
+        self, source: RegisterFile, lanes: npt.NDArray[np.intp], slots: dict[int, list[int]]
+    ) -> None:
+        """Gather some lanes of another file into the first lanes of this one."""
+        for width, numbers in slots.items():
+            for slot in numbers:
+                np.take(
+                    source.parts[width][slot], lanes, out=self.parts[width][slot][: len(lanes)], mode="clip"
+                )
+
+    def return_lanes(
+        self, target: RegisterFile, lanes: npt.NDArray[np.intp], slots: dict[int, list[int]]
+    ) -> None:
+        """Scatter the first lanes of this file to some lanes of another one."""
+        for width, numbers in slots.items():
+            for slot in numbers:
+                target.parts[width][slot][lanes] = self.parts[width][slot][: len(lanes)]
+
+    def compact(self, keep: npt.NDArray[np.intp]) -> None:
+        """Move the lanes to keep to the front."""
+        for part in self.parts.values():
+            part[:, : len(keep)] = part[:, keep]
