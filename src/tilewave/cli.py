@@ -1,0 +1,163 @@
+"""The command ``tilewave``.
+
+Everything heavy is imported inside the commands, so that ``--help`` and ``--version`` answer at once. Errors
+of ours and of the command line are one line on stderr: exit code 2 for a request that makes no sense, 1 for
+anything else that failed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from tilewave.errors import TilewaveError, UsageError
+
+
+class _OneLineErrors(TyperGroup):
+    """A command group whose errors are single lines; Typer's own are boxes of several."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the command and exit."""
+        kwargs["standalone_mode"] = False
+        try:
+            code = super().main(*args, **kwargs)
+        except TilewaveError as error:
+            _complain(str(error))
+            code = 2 if isinstance(error, UsageError) else 1
+        except (typer.Abort, KeyboardInterrupt):
+            _complain("interrupted")
+            code = 130
+        except BrokenPipeError:  # the reader has seen enough, as in `tilewave ladder | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = 1
+        except Exception as error:
+            message = getattr(error, "format_message", None)  # what Typer's errors have, in all its versions
+            if message is None:
+                raise
+            _complain(" ".join(message().split()))
+            code = getattr(error, "exit_code", 2)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _complain(message: str) -> None:
+    typer.echo(f"tilewave: {message}", err=True)
+
+
+app = typer.Typer(
+    cls=_OneLineErrors,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Single-precision matrix multiply on NVIDIA GPUs, and a lab that optimises it step by step.",
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; exits with its code."""
+    app(args=None if arguments is None else list(arguments), prog_name="tilewave")
+
+
+@app.callback(invoke_without_command=True)
+def _top(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        from tilewave.bench.environment import tilewave_version
+
+        typer.echo(f"tilewave {tilewave_version()}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command()
+def ladder(
+    sizes: Annotated[
+        str | None,
+        typer.Option(help="N of the N x N x N products, such as 1024,2048.", metavar="N,N,..."),
+    ] = None,
+    rungs: Annotated[
+        str | None, typer.Option(help="Which rungs, such as 1-5,9; all by default.", metavar="LIST")
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="The GPU model to emulate (see `tilewave info`).", metavar="NAME"),
+    ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(help="Start nothing that would take longer than this in all.", metavar="SECONDS"),
+    ] = None,
+    json: Annotated[
+        Path | None,
+        typer.Option(help="Keep the results here, and go on from those already there.", metavar="FILE"),
+    ] = None,
+    emulate: Annotated[bool, typer.Option("--emulate", help="Emulate even if there is a GPU.")] = False,
+    jobs: Annotated[
+        int | None,
+        typer.Option(help="Processes that compile and emulate; one a core by default.", metavar="N"),
+    ] = None,
+) -> None:
+    """Climb the ladder: compile, check and count every rung; on a GPU, time it against cuBLAS too."""
+    from tilewave.lab.command import ladder_command
+
+    ladder_command(
+        sizes=sizes,
+        rungs=rungs,
+        device=device,
+        budget=budget,
+        path=json,
+        emulate=emulate,
+        jobs=jobs,
+    )
+
+
+@app.command()
+def picture(
+    file: Annotated[Path, typer.Argument(help="A file that `tilewave ladder --json` wrote.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Where the picture goes: .png or .svg.", metavar="FILE")
+    ] = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the results as a Markdown table too.")
+    ] = False,
+) -> None:
+    """Draw a ladder's throughput beside cuBLAS, and print it as a Markdown table."""
+    from tilewave.lab.command import picture_command
+
+    picture_command(file, out, markdown)
+
+
+# A negative size is an argument for our own error, not an unknown option.
+@app.command(context_settings={"ignore_unknown_options": True})
+def plan(
+    m: Annotated[int, typer.Argument(help="Rows of A and C.")],
+    n: Annotated[int, typer.Argument(help="Columns of B and C.")],
+    k: Annotated[int, typer.Argument(help="Columns of A, rows of B.")],
+    device: Annotated[
+        str | None,
+        typer.Option(help="The GPU model (see `tilewave info`); the GPU here by default.", metavar="NAME"),
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Products of this size.", metavar="N")] = 1,
+    family: Annotated[
+        str, typer.Option(help="The candidates: three, stream-k or all.", metavar="NAME")
+    ] = "stream-k",
+    json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+) -> None:
+    """Show which tile and schedule an M x N x K product would get, and what was turned down; needs no GPU."""
+    from tilewave.planner.report import plan_command
+
+    plan_command(m, n, k, device=device, batch=batch, family=family, as_json=json)
+
+
+@app.command()
+def info() -> None:
+    """Show devices, driver, compiler, cache and frameworks, and how to get what is missing."""
+    from tilewave.lab.info import info_command
+
+    info_command()

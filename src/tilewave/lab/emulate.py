@@ -1,0 +1,160 @@
+"""One rung without a GPU: compiled, checked and counted in the emulator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilewave.compiler import Kernel, Program, compile_source, occupancy
+from tilewave.device import DeviceSpec
+from tilewave.emulator import Counters, Memory, launch
+from tilewave.lab.records import Build, Check, Counted
+from tilewave.lab.registry import Rung
+from tilewave.precision import error_in_bounds
+
+#: Blocks executed of each kind (inner, right edge, bottom edge, corner) when a launch is sampled.
+SAMPLED_BLOCKS = 2
+#: Launches of so few threads are executed whole.
+FULL_THREADS = 16_384
+
+
+def build(rung: Rung, spec: DeviceSpec, arch: str, size: int) -> tuple[Program, Kernel, Build]:
+    """Compile a rung, and work out how its kernel for N = M = K = ``size`` fits on an SM of ``spec``."""
+    program = compile_source(rung.source(), rung.entries, arch)
+    kernel = program.kernels[rung.entry_for(size, size, size)]
+    resources = kernel.resources
+    fit = occupancy(resources, rung.threads, spec)
+    return (
+        program,
+        kernel,
+        Build(
+            arch=program.arch,
+            compiler=program.compiler,
+            registers=resources.registers,
+            stack_bytes=resources.stack_bytes,
+            spill_store_bytes=resources.spill_store_bytes,
+            spill_load_bytes=resources.spill_load_bytes,
+            shared_bytes=resources.static_shared_bytes,
+            threads=rung.threads,
+            blocks_per_sm=fit.blocks_per_sm,
+            occupancy=fit.fraction,
+            limited_by=fit.limiting,
+            fma_per_step=rung.independent_fmas,
+        ),
+    )
+
+
+def ragged_shapes(rung: Rung) -> tuple[tuple[int, int, int], ...]:
+    """Small M, N, K with full tiles, partial tiles in each direction and a partial last slice.
+
+    One is odd in everything; a rung that has a kernel of its own for sizes that suit wide loads gets a second
+    one with partial tiles that this kernel takes.
+    """
+    tile = rung.tile
+    odd = (tile.bm + 3, 2 * tile.bn + 5, 2 * tile.bk + 3)
+    if rung.needs is None:
+        return (odd,)
+    n, k = rung.needs.n_multiple, rung.needs.k_multiple
+    return (odd, (tile.bm + 3, tile.bn // n * n + n, tile.bk // k * k + k))
+
+
+def check(rung: Rung, program: Program, rng: np.random.Generator) -> tuple[Check, ...]:
+    """Execute ragged products in full, on N(0,1) data and on all-positive data, and compare with float64."""
+    checks = []
+    for m, n, k in ragged_shapes(rung):
+        symbol = program.kernels[rung.entry_for(m, n, k)].symbol
+        normal = [rng.standard_normal(shape, dtype=np.float32) for shape in ((m, k), (k, n))]
+        positive = [rng.random(shape, dtype=np.float32) for shape in ((m, k), (k, n))]
+        for data, (a, b) in {"N(0,1)": normal, "U(0,1)": positive}.items():
+            c = product(rung, program.ptx, symbol, a, b)
+            checks.append(Check(f"emulator, {data}", (m, n, k), error_in_bounds(c, a, b), rung.tolerance))
+    return tuple(checks)
+
+
+def product(
+    rung: Rung,
+    ptx: str,
+    symbol: str,
+    a: NDArray[np.float32],
+    b: NDArray[np.float32],
+    *,
+    exact_fma: bool = False,
+) -> NDArray[np.float32]:
+    """a @ b as the rung computes it, in the emulator; elements that it never writes stay NaN."""
+    (m, k), n = a.shape, b.shape[1]
+    memory = Memory()
+    out = memory.empty((m, n), np.float32, name="C")
+    arguments = [memory.put(a, name="A"), memory.put(b, name="B"), out, m, n, k]
+    launch(ptx, symbol, rung.grid(m, n), rung.block, arguments, memory, exact_fma=exact_fma, count=False)
+    return memory.get(out)
+
+
+def count(rung: Rung, program: Program, kernel: Kernel, size: int) -> Counted:
+    """Counters of the launch at N = M = K = ``size``.
+
+    A launch of many blocks is sampled: blocks differ only in whether they touch the right or the bottom edge,
+    so a few of each kind are executed and weighted by how many of that kind there are.
+    """
+    grid = rung.grid(size, size)
+    total_blocks = math.prod(grid)
+    kinds = block_kinds(grid)
+    if total_blocks * math.prod(rung.block) <= FULL_THREADS:
+        kinds = [BlockKind(tuple(range(total_blocks)), total_blocks)]
+    memory = Memory()
+    matrix = np.zeros((size, size), np.float32)  # no counter depends on the values
+    a, b = memory.put(matrix, name="A"), memory.put(matrix, name="B")
+    arguments = [a, b, memory.empty((size, size), np.float32, name="C"), size, size, size]
+    total: dict[str, float] = {}
+    blocks_run = 0
+    for kind in kinds:
+        result = launch(
+            program.ptx, kernel.symbol, grid, rung.block, arguments, memory, blocks=kind.representatives
+        )
+        blocks_run += result.blocks_run
+        # The emulator scales to the whole launch; this kind is only a part of it.
+        for name, value in _flat(result.counters).items():
+            total[name] = total.get(name, 0.0) + value * kind.number / total_blocks
+    whole = {name: round(value) for name, value in total.items()}
+    return Counted(blocks_run=blocks_run, blocks_total=total_blocks, **whole)
+
+
+@dataclass(frozen=True)
+class BlockKind:
+    """Blocks that do the same: which of them to execute (linear indices), and how many there are."""
+
+    representatives: Sequence[int]
+    number: int
+
+
+def block_kinds(grid: tuple[int, int, int], sample: int = SAMPLED_BLOCKS) -> list[BlockKind]:
+    """Split a grid into inner blocks, last column, last row and corner, with a few samples of each."""
+    columns, rows, layers = grid
+    spans = [(range(columns - 1), range(columns - 1, columns)), (range(rows - 1), range(rows - 1, rows))]
+    kinds = []
+    for ys in spans[1]:
+        for xs in spans[0]:
+            number = len(xs) * len(ys) * layers
+            if number:
+                picks = sorted({(2 * i + 1) * number // (2 * sample) for i in range(sample)})
+                kinds.append(BlockKind(tuple(_linear(pick, xs, ys, grid) for pick in picks), number))
+    return kinds
+
+
+def _linear(pick: int, xs: range, ys: range, grid: tuple[int, int, int]) -> int:
+    """The linear block index of the ``pick``-th block in a rectangle of the grid."""
+    layer, rest = divmod(pick, len(xs) * len(ys))
+    row, column = divmod(rest, len(xs))
+    return xs[column] + grid[0] * (ys[row] + grid[1] * layer)
+
+
+def _flat(counters: Counters) -> dict[str, float]:
+    """The counters that a ladder row keeps, by the names that both records share."""
+    derived = {"wide_shared_loads": counters.shared_loads_by_width.get(16, 0)}
+    kept = [
+        field.name for field in fields(Counted) if field.name not in {*derived, "blocks_run", "blocks_total"}
+    ]
+    return derived | {name: getattr(counters, name) for name in kept}

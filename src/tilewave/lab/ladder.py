@@ -1,0 +1,363 @@
+"""The ladder: every rung compiled, checked, counted in the emulator and, on a GPU, timed against cuBLAS."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import hashlib
+import math
+import multiprocessing
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from tilewave.bench.baseline import Baseline
+from tilewave.bench.environment import Environment
+from tilewave.compiler import choose_arch
+from tilewave.compiler.toolchain import compiler_version
+from tilewave.device import DeviceSpec
+from tilewave.errors import UsageError
+from tilewave.lab import emulate
+from tilewave.lab.judge import judge
+from tilewave.lab.records import BaselineRow, Build, Check, Counted, Ladder, Row, load_ladder, save_ladder
+from tilewave.lab.registry import Rung, get_rung
+from tilewave.runtime.driver import Device
+
+#: Version of the procedure; part of every row's key, so that figures of an older procedure are not kept.
+PROCEDURE = 1
+
+
+class Progress(Protocol):
+    """Hears how far the ladder has got."""
+
+    def start(self, what: str, steps: int) -> None:
+        """A stage of so many steps begins."""
+        ...
+
+    def step(self, done: str) -> None:
+        """One step of the stage has finished; ``done`` names it."""
+        ...
+
+
+class Silent:
+    """Progress that nobody watches."""
+
+    def start(self, what: str, steps: int) -> None:
+        """Nothing."""
+
+    def step(self, done: str) -> None:
+        """Nothing."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """The GPU to time on and the library to compare with."""
+
+    device: Device
+    baseline: Baseline | None
+
+
+@dataclass(frozen=True)
+class _Task:
+    """One piece of work without a GPU, small enough to be sent to another process."""
+
+    rung: int
+    size: int
+    spec: DeviceSpec
+    arch: str
+    check: bool
+    count: bool
+
+
+@dataclass(frozen=True)
+class _Examined:
+    build: Build
+    checks: tuple[Check, ...]
+    counted: Counted | None
+
+
+def _examine(task: _Task) -> _Examined:
+    """Compile a rung and do what the task asks for. Runs in worker processes, which never touch a GPU."""
+    rung = get_rung(task.rung)
+    program, kernel, build = emulate.build(rung, task.spec, task.arch, task.size)
+    checks: tuple[Check, ...] = ()
+    if task.check:
+        checks = emulate.check(rung, program, np.random.default_rng())
+    counted = emulate.count(rung, program, kernel, task.size) if task.count else None
+    return _Examined(build, checks, counted)
+
+
+class Budget:
+    """Wall-clock time that may be spent; without a limit it never ends."""
+
+    def __init__(self, seconds: float | None, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._end = math.inf if seconds is None else now() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds left; infinite without a limit."""
+        return self._end - self._now()
+
+
+def run_ladder(
+    sizes: Sequence[int],
+    rungs: Sequence[Rung],
+    spec: DeviceSpec,
+    *,
+    gpu: Gpu | None = None,
+    budget_s: float | None = None,
+    path: Path | None = None,
+    jobs: int = 1,
+    progress: Progress | None = None,
+    command: Sequence[str] | None = None,
+) -> Ladder:
+    """Climb the ladder and return what was found.
+
+    ``spec`` is the emulated GPU, or the description of ``gpu``. With ``path`` the results are kept there as
+    they come, and rows already there whose key still fits are not run again. With ``jobs`` above 1 worker
+    processes are spawned, so the caller's main module must be importable. Nothing starts that is expected to
+    outlast ``budget_s`` (seconds); what was left out is said in the notes.
+    """
+    run = _Run(sizes, rungs, spec, gpu, Budget(budget_s), path, jobs, progress or Silent(), command)
+    run.compile_and_emulate()
+    if gpu is not None:
+        run.time(gpu)
+        run.count()
+    run.finish()
+    return run.ladder
+
+
+class _Run:
+    """One climb: the state shared by its stages."""
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        rungs: Sequence[Rung],
+        spec: DeviceSpec,
+        gpu: Gpu | None,
+        budget: Budget,
+        path: Path | None,
+        jobs: int,
+        progress: Progress,
+        command: Sequence[str] | None,
+    ) -> None:
+        self.sizes, self.rungs, self.spec, self.gpu = sizes, rungs, spec, gpu
+        self.budget, self.path, self.jobs, self.progress = budget, path, jobs, progress
+        choice = choose_arch(spec.compute_capability)
+        self.arch = choice.arch
+        self.ladder = self._load()
+        self.ladder.notes = [choice.note] if choice.note else []
+        environment = Environment.capture(
+            device=gpu.device if gpu else None,
+            compiler=compiler_version(),
+            gpu_details={"sms": spec.sms, "clock_mhz": spec.clock_mhz, "arch": spec.arch} if gpu else None,
+            command=command,
+        )
+        self.session = len(self.ladder.sessions)
+        self.ladder.sessions.append({**environment.to_json(), "states": []})
+        baseline = gpu.baseline.name if gpu and gpu.baseline else ""
+        self.keys = {
+            rung.number: _key(rung, self.arch, spec.name, gpu is not None, baseline) for rung in rungs
+        }
+        self._drop_stale_rows()
+
+    def _load(self) -> Ladder:
+        emulated = self.gpu is None
+        if self.path is None or not self.path.exists() or self.path.stat().st_size == 0:
+            return Ladder(device=self.spec.name, emulated=emulated)
+        ladder = load_ladder(self.path)
+        if (ladder.device, ladder.emulated) != (self.spec.name, emulated):
+            kinds = {True: "emulated", False: "measured"}
+            raise UsageError(
+                f"{self.path} holds the ladder {kinds[ladder.emulated]} on {ladder.device}, "
+                f"this one is {kinds[emulated]} on {self.spec.name}: give another file"
+            )
+        return ladder
+
+    def _drop_stale_rows(self) -> None:
+        """Forget rows of the rungs at hand that were made from other sources or by another compiler."""
+        self.ladder.rows = [
+            row for row in self.ladder.rows if row.rung not in self.keys or row.key == self.keys[row.rung]
+        ]
+
+    def _pairs(self) -> Iterator[tuple[Rung, int]]:
+        for size in self.sizes:
+            for rung in self.rungs:
+                yield rung, size
+
+    def compile_and_emulate(self) -> None:
+        """Compile every rung; without a GPU also check and count it in the emulator."""
+        emulated = self.gpu is None
+        tasks = [
+            _Task(rung.number, size, self.spec, self.arch, check=emulated, count=emulated)
+            for rung, size in self._pairs()
+            if self.ladder.find(rung.number, size) is None
+        ]
+        what = "compiling, checking and counting in the emulator" if emulated else "compiling"
+        self._examine_all(what, tasks)
+
+    def count(self) -> None:
+        """Let the emulator count what the timed kernels do."""
+        tasks = [
+            _Task(rung.number, size, self.spec, self.arch, check=False, count=True)
+            for rung, size in self._pairs()
+            if (row := self.ladder.find(rung.number, size)) is not None and row.counted is None
+        ]
+        self._examine_all("counting in the emulator", tasks)
+
+    def _examine_all(self, what: str, tasks: Sequence[_Task]) -> None:
+        self.progress.start(what, len(tasks))
+        finished = 0
+        for task, examined in _run_tasks(tasks, self.jobs, self.budget):
+            self._enter(task, examined)
+            finished += 1
+            self.progress.step(f"rung {task.rung:02d} at {task.size}")
+        if finished < len(tasks):
+            left = len(tasks) - finished
+            self.ladder.notes.append(
+                f"{what}: {left} of {len(tasks)} rows were left out, the budget was used up"
+            )
+
+    def _enter(self, task: _Task, examined: _Examined) -> None:
+        rung = get_rung(task.rung)
+        old = self.ladder.find(task.rung, task.size)
+        row = old or Row(
+            rung=rung.number,
+            name=rung.name,
+            title=rung.name.replace("_", " "),
+            size=task.size,
+            key=self.keys[rung.number],
+            session=self.session,
+            build=examined.build,
+            reported=rung.reported.throughput,
+            reported_figures=rung.reported.figures,
+        )
+        row = replace(
+            row,
+            build=examined.build,
+            checks=examined.checks or row.checks,
+            counted=examined.counted or row.counted,
+        )
+        self.ladder.put(row)
+        self._save()
+
+    def time(self, gpu: Gpu) -> None:
+        """Time every rung at every size against the baseline, all of a size in turn."""
+        from tilewave.lab.measure import Candidate, Measurer
+
+        measurer = Measurer(gpu.device, self.spec, gpu.baseline)
+        rng = np.random.default_rng()
+        todo = [(size, self._untimed(size)) for size in self.sizes]
+        todo = [(size, rungs) for size, rungs in todo if rungs]
+        self.progress.start("timing", len(todo))
+        for index, (size, rungs) in enumerate(todo):
+            if self.budget.left <= 0:
+                left = ", ".join(str(size) for size, _ in todo[index:])
+                self.ladder.notes.append(f"timing: N = {left} left out, the budget was used up")
+                break
+            candidates = []
+            for rung in rungs:
+                program, kernel, _ = emulate.build(rung, self.spec, self.arch, size)
+                candidates.append(Candidate(rung, program, kernel))
+            # The time that is left is shared out by work: large sizes take longer for the same rounds.
+            weights = [float(later) ** 2 for later, _ in todo[index:]]
+            share = self.budget.left * weights[0] / sum(weights)
+            found = measurer.measure(size, candidates, rng, None if math.isinf(share) else share)
+            for number, measured in found.rungs.items():
+                row = self.ladder.find(number, size)
+                assert row is not None  # compiling entered it
+                self.ladder.put(
+                    replace(
+                        row,
+                        session=self.session,
+                        checks=(measured.check,),
+                        difference=measured.difference,
+                        speed=measured.speed,
+                    )
+                )
+                if not measured.check.holds:
+                    self.ladder.notes.append(f"rung {number:02d} is WRONG at N = {size} and was not timed")
+            if gpu.baseline is not None and found.baseline is not None:
+                self.ladder.put_baseline(
+                    BaselineRow(
+                        gpu.baseline.name, size, self.session, found.baseline, found.baseline_error or 0.0
+                    )
+                )
+            self.ladder.sessions[self.session]["states"].append(
+                {
+                    "size": size,
+                    "before": str(found.before),
+                    "after": str(found.after),
+                    "graphs": found.graphs,
+                }
+            )
+            self._save()
+            self.progress.step(f"N = {size}")
+
+    def _untimed(self, size: int) -> list[Rung]:
+        rows = ((rung, self.ladder.find(rung.number, size)) for rung in self.rungs)
+        return [rung for rung, row in rows if row is not None and row.speed is None]
+
+    def finish(self) -> None:
+        """Judge the predictions, now that all counters are there, and write the last state."""
+        self.ladder.rows = judge(self.ladder.rows)
+        self._save()
+
+    def _save(self) -> None:
+        if self.path is not None:
+            save_ladder(self.ladder, self.path)
+
+
+def _key(rung: Rung, arch: str, device: str, timed: bool, baseline: str) -> str:
+    """A digest of everything that a row's figures depend on, apart from the size."""
+    digest = hashlib.sha256()
+    source = rung.source()
+    parts = [*rung.entries, source.text]
+    parts += [text for pair in sorted(source.headers.items()) for text in pair]
+    parts += [arch, device, compiler_version(), str(timed), baseline, str(PROCEDURE)]
+    for part in parts:
+        digest.update(f"{len(part)}:".encode())
+        digest.update(part.encode())
+    return digest.hexdigest()[:16]
+
+
+def _run_tasks(tasks: Sequence[_Task], jobs: int, budget: Budget) -> Iterator[tuple[_Task, _Examined]]:
+    """Do the tasks, in worker processes if that helps; start none that is expected to outlast the budget."""
+    if jobs == 1 or len(tasks) < 2:
+        yield from _one_by_one(tasks, budget)
+        return
+    context = multiprocessing.get_context("spawn")  # a fork would inherit a CUDA that it cannot use
+    with concurrent.futures.ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context) as pool:
+        waiting = iter(tasks)
+        running: dict[concurrent.futures.Future[_Examined], tuple[_Task, float]] = {}
+        longest = 0.0
+        try:
+            while True:
+                while len(running) < jobs and budget.left > longest and (task := next(waiting, None)):
+                    running[pool.submit(_examine, task)] = (task, time.monotonic())
+                if not running:
+                    return
+                done: Iterable[concurrent.futures.Future[_Examined]] = concurrent.futures.wait(
+                    running, return_when=concurrent.futures.FIRST_COMPLETED
+                ).done
+                for future in done:
+                    task, started = running.pop(future)
+                    longest = max(longest, time.monotonic() - started)
+                    yield task, future.result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _one_by_one(tasks: Sequence[_Task], budget: Budget) -> Iterator[tuple[_Task, _Examined]]:
+    longest = 0.0
+    for task in tasks:
+        if budget.left <= longest:
+            return
+        started = time.monotonic()
+        yield task, _examine(task)
+        longest = max(longest, time.monotonic() - started)
