@@ -162,8 +162,8 @@ class Rung:
             )
         return -(-n // self.tile.bn), rows, 1
 
-    def _check_size(self, what: str, size: int) -> None:
-        if not isinstance(size, Integral) or not 1 <= size <= MAX_SIZE:
+    def _check_size(self, what: str, size: Any) -> None:
+        if not isinstance(size, Integral) or not 1 <= int(size) <= MAX_SIZE:
             raise UsageError(f"{what} = {size!r} for rung {self.title}: sizes go from 1 to {MAX_SIZE:,}")
 
 
