@@ -38,7 +38,8 @@ class UnknownInstructionError(EmulationError):
 class MemoryFault(EmulationError):
     """An access outside every buffer, outside shared memory, or misaligned.
 
-    `lane` is the index of the first faulting thread among those executed together, `address` what it accessed.
+    `lane` is the index of the first faulting thread among those executed together, `address` what it
+    accessed.
     """
 
     def __init__(self, message: str, *, lane: int | None = None, address: int | None = None) -> None:
