@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+# The oldest NVRTC that tilewave supports (PyTorch pins it): the compiler's tests run under it too.
+OLD_NVRTC := .cache/nvrtc-13.0.88
 
 .PHONY: run setup lint test test-all clean
 
@@ -17,16 +19,24 @@ $(READY): pyproject.toml requirements-test.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	touch $@
 
+$(OLD_NVRTC)/.ready: $(READY)
+	rm -rf $(OLD_NVRTC)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(OLD_NVRTC) \
+		nvidia-cuda-nvrtc==13.0.88
+	touch $@
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint
+test: lint $(OLD_NVRTC)/.ready
 	$(BIN)/pytest -n 2 -m "not long"
+	TILEWAVE_NVRTC=$(OLD_NVRTC)/nvidia/cu13/lib $(BIN)/pytest -n 2 -m "not long" tests/compiler
 
-test-all: lint
+test-all: lint $(OLD_NVRTC)/.ready
 	$(BIN)/pytest -n 2
+	TILEWAVE_NVRTC=$(OLD_NVRTC)/nvidia/cu13/lib $(BIN)/pytest -n 2 tests/compiler
 
 clean:
 	rm -rf $(VENV) .cache build dist

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from kernels import COPY, fresh_source
+from compiler_kernels import COPY, fresh_source
 
 from tilewave.compiler import ARCHITECTURES, Source, compile_source, compiler_version, program
 from tilewave.errors import CompileError, UsageError

@@ -10,6 +10,7 @@ says so.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -41,6 +42,15 @@ _warned: set[Path] = set()
 _swept: set[Path] = set()
 
 
+def _renew_lock() -> None:
+    """In a forked child: a lock that another thread of the parent held would never be released."""
+    global _state_lock
+    _state_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
 class CacheWarning(UserWarning):
     """The program cache cannot be used; programs are kept in memory only."""
 
@@ -52,7 +62,7 @@ class _Refused(Exception):
 def cache_directory() -> Path:
     """Where compiled programs are kept: ``TILEWAVE_CACHE_DIR``, or the user's cache directory.
 
-    The path is not absolute when there is nothing to make it so (no home directory); it is then not used.
+    A path that is not absolute (no home directory, the current directory is gone) is not used as a cache.
     """
     if asked := os.environ.get("TILEWAVE_CACHE_DIR"):
         path = Path(asked).expanduser() if asked.startswith("~") else Path(asked)
@@ -61,7 +71,10 @@ def cache_directory() -> Path:
         return path
     from platformdirs import user_cache_path
 
-    return user_cache_path("tilewave", appauthor=False) / "programs"
+    try:
+        return user_cache_path("tilewave", appauthor=False) / "programs"
+    except RuntimeError:  # no home directory
+        return Path("~/.cache/tilewave/programs")
 
 
 def load(key: str) -> Program | None:
@@ -104,8 +117,7 @@ def _store_in(directory: Path, key: str, data: bytes) -> None:
 
 def _make_private(directory: Path) -> None:
     """Create the directory and what is missing above it, for this user only, whatever the umask."""
-    if not directory.is_absolute():
-        raise _Refused("it is relative to a directory that does not exist")
+    _refuse_if_relative(directory)
     missing = []
     while not directory.exists():
         missing.append(directory)
@@ -118,12 +130,18 @@ def _make_private(directory: Path) -> None:
 @contextmanager
 def _opened(directory: Path) -> Iterator[int]:
     """A descriptor of the directory: all work goes through it, so a swap of the path changes nothing."""
+    _refuse_if_relative(directory)
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         _refuse_if_shared(os.fstat(descriptor), "it")
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _refuse_if_relative(directory: Path) -> None:
+    if not directory.is_absolute():
+        raise _Refused("there is no home directory, or the current directory is gone")
 
 
 def _refuse_if_shared(status: os.stat_result, what: str) -> None:
@@ -134,18 +152,25 @@ def _refuse_if_shared(status: os.stat_result, what: str) -> None:
 
 
 def _read_entry(directory: int, name: str) -> bytes | None:
-    """The bytes of an entry; None if there is none."""
+    """The bytes of an entry; None if there is none, none at all if it is not a plain file."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     try:
         descriptor = os.open(name, flags, dir_fd=directory)
     except FileNotFoundError:
         return None
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(file.fileno())
-        _refuse_if_shared(status, name)
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # a symbolic link: not written by us
+            return b""
+        raise
+    try:
+        status = os.fstat(descriptor)
+        _refuse_if_shared(status, f"its entry {name}")
         if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST_ENTRY:
             return b""
-        return file.read(_LARGEST_ENTRY)
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return file.read(_LARGEST_ENTRY)
+    finally:
+        os.close(descriptor)
 
 
 def _write_entry(directory: int, name: str, data: bytes) -> None:

@@ -108,14 +108,14 @@ def _key(source: Source, entries: tuple[str, ...], arch: str, options: tuple[str
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def _forget_locks() -> None:
+def _renew_locks() -> None:
     """In a forked child: locks that another thread of the parent held would never be released."""
     global _guard
     _guard = threading.Lock()
     _compiling.clear()
 
 
-os.register_at_fork(after_in_child=_forget_locks)
+os.register_at_fork(after_in_child=_renew_locks)
 
 
 def _normalise_arch(arch: str) -> str:

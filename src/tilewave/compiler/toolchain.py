@@ -28,6 +28,15 @@ _PTX_VERSION = re.compile(r"Cuda compilation tools, release [\d.]+, V([\d.]+)")
 _lock = threading.RLock()
 
 
+def _renew_lock() -> None:
+    """In a forked child: a lock that another thread of the parent held would never be released."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
 @dataclass(frozen=True)
 class Compilation:
     """What NVRTC returned for one source and architecture."""
@@ -174,8 +183,8 @@ def _nvrtc() -> Any:
         if _loaded_path() is None:
             # An absolute path does not help NVRTC 13.0 to find its builtins beside it: load them first.
             for builtins in sorted(path.parent.glob("libnvrtc-builtins.so*")):
-                ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
-            ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+                ctypes.CDLL(str(builtins))
+            ctypes.CDLL(str(path))
     except OSError as error:
         raise ToolchainError(f"NVRTC at {path} cannot be loaded ({error}); {_INSTALL_HINT}") from error
     try:

@@ -43,7 +43,9 @@ def driver_cuda_version() -> tuple[int, int]:
     driver = _bindings()
     try:
         version = _call(driver.cuDriverGetVersion)
-    except RuntimeError as error:  # what cuda.bindings raises without libcuda
+    except DeviceError:
+        raise
+    except Exception as error:  # without libcuda, cuda.bindings raises one type or another by its version
         raise ToolchainError(f"no NVIDIA driver was found ({error}); {_NEED}") from error
     return version // 1000, version % 1000 // 10
 
