@@ -22,6 +22,10 @@ class CompileError(ToolchainError):
         super().__init__(message)
         self.log = log
 
+    def __reduce__(self) -> tuple[type[CompileError], tuple[str, str]]:
+        """Travel between processes with the log (an exception keeps only its message by itself)."""
+        return CompileError, (str(self), self.log)
+
 
 class DeviceError(TilewaveError):
     """No usable GPU, or a call of the CUDA driver failed."""

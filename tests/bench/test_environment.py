@@ -61,5 +61,5 @@ def test_nvidia_smi_stands_in_for_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_throttle_reasons_are_named() -> None:
-    assert environment._throttle_names(0x4 | 0x20) == ("power cap", "thermal slowdown")
-    assert environment._throttle_names(0x1) == ()  # idle is no throttling
+    assert environment._throttle_names(0x4 | 0x20) == ["power cap", "thermal slowdown"]
+    assert environment._throttle_names(0x1) == []  # idle is no throttling

@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -40,7 +41,7 @@ class GpuState:
     power_w: float | None = None
     power_limit_w: float | None = None
     temperature_c: float | None = None
-    throttling: tuple[str, ...] = ()
+    throttling: list[str] = field(default_factory=list)
     source: str = "unknown"
 
     @classmethod
@@ -76,7 +77,7 @@ def _from_nvml(device: Device) -> GpuState | None:
             def ask(function: str, *arguments: Any) -> float | None:
                 try:
                     return float(getattr(pynvml, function)(handle, *arguments))
-                except pynvml.NVMLError:
+                except (pynvml.NVMLError, AttributeError):  # not told by this GPU, or unknown to this pynvml
                     return None
 
             power, limit = ask("nvmlDeviceGetPowerUsage"), ask("nvmlDeviceGetEnforcedPowerLimit")
@@ -96,11 +97,11 @@ def _from_nvml(device: Device) -> GpuState | None:
         return None
 
 
-def _throttle_names(mask: int) -> tuple[str, ...]:
+def _throttle_names(mask: int) -> list[str]:
     """The reasons, among those that slow a busy GPU down, that are set in NVML's bit mask."""
     known = {0x4: "power cap", 0x8: "hardware slowdown", 0x20: "thermal slowdown", 0x40: "hardware thermal",
              0x80: "power brake"}  # fmt: skip
-    return tuple(name for bit, name in known.items() if mask & bit)
+    return [name for bit, name in known.items() if mask & bit]
 
 
 def _from_smi(device: Device) -> GpuState | None:
@@ -185,16 +186,26 @@ def package_versions(names: Sequence[str]) -> dict[str, str]:
 
 
 def tilewave_version() -> str:
-    """The version of the installed package; of its source tree when it runs uninstalled."""
+    """The version of the installed package, or of the source tree that it runs from uninstalled."""
     try:
         return importlib.metadata.version("tilewave")
     except importlib.metadata.PackageNotFoundError:
-        return "0+uninstalled"
+        pass
+    try:
+        project = tomllib.loads((_source_root() / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        return f"{project['version']}+source" if project["name"] == "tilewave" else "unknown"
+    except (OSError, KeyError, tomllib.TOMLDecodeError):
+        return "unknown"
+
+
+def _source_root() -> Path:
+    """Where the repository would be if this file lay in its source tree."""
+    return Path(__file__).resolve().parents[3]
 
 
 def _commit() -> str | None:
     """The git commit of the source tree this runs from ("+" marks local changes), or None."""
-    root = Path(__file__).resolve().parents[3]
+    root = _source_root()
     if not (root / ".git").exists() or shutil.which("git") is None:
         return None
 

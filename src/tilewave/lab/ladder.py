@@ -6,9 +6,10 @@ import concurrent.futures
 import hashlib
 import math
 import multiprocessing
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -193,11 +194,14 @@ class _Run:
     def compile_and_emulate(self) -> None:
         """Compile every rung; without a GPU also check and count it in the emulator."""
         emulated = self.gpu is None
-        tasks = [
-            _Task(rung.number, size, self.spec, self.arch, check=emulated, count=emulated)
-            for rung, size in self._pairs()
-            if self.ladder.find(rung.number, size) is None
-        ]
+        # The products that are checked do not depend on the size: once a rung is enough.
+        to_check = {rung.number for rung in self.rungs if emulated} - {row.rung for row in self.ladder.rows}
+        tasks = []
+        for rung, size in self._pairs():
+            if self.ladder.find(rung.number, size) is None:
+                check = rung.number in to_check
+                to_check.discard(rung.number)
+                tasks.append(_Task(rung.number, size, self.spec, self.arch, check=check, count=emulated))
         what = "compiling, checking and counting in the emulator" if emulated else "compiling"
         self._examine_all(what, tasks)
 
@@ -291,8 +295,8 @@ class _Run:
             self.ladder.sessions[self.session]["states"].append(
                 {
                     "size": size,
-                    "before": str(found.before),
-                    "after": str(found.after),
+                    "before": asdict(found.before),
+                    "after": asdict(found.after),
                     "graphs": found.graphs,
                 }
             )
@@ -304,7 +308,12 @@ class _Run:
         return [rung for rung, row in rows if row is not None and row.speed is None]
 
     def finish(self) -> None:
-        """Judge the predictions, now that all counters are there, and write the last state."""
+        """Share the checks among the sizes of a rung, judge the predictions, write the last state."""
+        if self.gpu is None:
+            checks = {row.rung: row.checks for row in self.ladder.rows if row.checks}
+            self.ladder.rows = [
+                replace(row, checks=row.checks or checks.get(row.rung, ())) for row in self.ladder.rows
+            ]
         self.ladder.rows = judge(self.ladder.rows)
         self._save()
 
@@ -332,7 +341,8 @@ def _run_tasks(tasks: Sequence[_Task], jobs: int, budget: Budget) -> Iterator[tu
         yield from _one_by_one(tasks, budget)
         return
     context = multiprocessing.get_context("spawn")  # a fork would inherit a CUDA that it cannot use
-    with concurrent.futures.ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context) as pool:
+    workers = min(jobs, len(tasks))
+    with concurrent.futures.ProcessPoolExecutor(workers, context, _leave_interrupts_to_the_parent) as pool:
         waiting = iter(tasks)
         running: dict[concurrent.futures.Future[_Examined], tuple[_Task, float]] = {}
         longest = 0.0
@@ -351,6 +361,10 @@ def _run_tasks(tasks: Sequence[_Task], jobs: int, budget: Budget) -> Iterator[tu
                     yield task, future.result()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _leave_interrupts_to_the_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _one_by_one(tasks: Sequence[_Task], budget: Budget) -> Iterator[tuple[_Task, _Examined]]:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tilewave.lab.records import Ladder, Row
-from tilewave.lab.registry import get_rung
+from tilewave.lab.registry import RESOURCES, get_rung
 
 _GOOD, _BAD, _DIM = "green", "bold red", "dim"
 
@@ -248,7 +248,7 @@ def _best_judged(rows: Sequence[Row]) -> list[Row]:
 def _verdict(judged: Sequence[Row], rows: Sequence[Row]) -> RenderableType:
     """Whether all results were right, and how many predictions held."""
     wrong = sorted({row.rung for row in rows if not all(check.holds for check in row.checks)})
-    checked = sum(len(row.checks) for row in rows)
+    checked = len({(row.rung, check) for row in rows for check in row.checks})
     lines = Text("\n")
     if wrong:
         lines.append(f"WRONG results: rungs {', '.join(map(str, wrong))}. ", _BAD)
@@ -260,5 +260,13 @@ def _verdict(judged: Sequence[Row], rows: Sequence[Row]) -> RenderableType:
     if held + failed:
         lines.append(f"{held} of {held + failed} predictions held", "yellow" if failed else _GOOD)
         unknown = len(outcomes) - held - failed
-        lines.append(f", {unknown} could not be judged." if unknown else ".")
+        lines.append(f", {unknown} could not be judged. " if unknown else ". ")
+    others = {
+        prediction.size
+        for row in judged
+        for prediction in get_rung(row.rung).predictions
+        if prediction.counter not in RESOURCES
+    } - {row.size for row in rows}
+    if others:
+        lines.append(f"More is predicted about N = {', '.join(map(str, sorted(others)))}.", _DIM)
     return lines
