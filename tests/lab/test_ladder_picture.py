@@ -20,8 +20,13 @@ def test_an_svg_shows_every_rung_and_size(tmp_path: Path, rng: np.random.Generat
     draw_ladder(ladder, out)
     ElementTree.parse(out)
     text = out.read_text()
-    for shown in ("N = 1024", "N = 2049", "12 made up 12", "cuBLAS through torch 2.11.0", "TFLOP/s"):
-        assert f"<!-- {shown} -->" in text
+    for shown in ("N = 1024", "N = 2049", "12 made up 12", "cuBLAS 50.0", "through torch 2.11.0", "TFLOP/s"):
+        assert re.search(f"<!-- .*{shown}|^{shown}.*-->", text, re.MULTILINE), shown
+    for size in (1024, 2049):
+        row = ladder.find(9, size)
+        assert row is not None
+        assert row.speed is not None
+        assert f"<!-- {row.speed.tflops:.1f} (45%) -->" in text
     again = tmp_path / "again.svg"
     draw_ladder(ladder, again)
     assert again.read_text() == text  # nothing in it but the ladder

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _FORMATS = (".png", ".svg")
-# Okabe and Ito's palette, made to be told apart by colour-blind readers; the yellow is too pale on white.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+# From Okabe and Ito's palette, made to be told apart by colour-blind readers.
+_BAR, _LINE = "#56B4E9", "#D55E00"
+_ON_WHITE = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
 
 
 def draw_ladder(ladder: Ladder, out: Path) -> None:
-    """Draw TFLOP/s of every rung at every size, with the baseline as a dashed line of the same colour.
+    """Draw TFLOP/s of every rung, one panel a size, with the baseline as a line across each panel.
 
     ``out`` ends in .png or .svg. A ladder without times has nothing to draw: UsageError.
     """
@@ -37,53 +37,51 @@ def draw_ladder(ladder: Ladder, out: Path) -> None:
     from matplotlib import pyplot
 
     rungs = sorted({(row.rung, row.title) for row in timed})
-    places = {rung: place for place, (rung, _) in enumerate(rungs)}
-    with matplotlib.rc_context(
-        {"svg.hashsalt": "tilewave", "axes.spines.top": False, "axes.spines.right": False}
-    ):
-        figure, axes = pyplot.subplots(figsize=(9.5, 5.4), layout="constrained")
-        for index, size in enumerate(sorted({row.size for row in timed})):
-            colour = _COLOURS[index % len(_COLOURS)]
-            rows = [row for row in timed if row.size == size]
-            low, high = zip(*(_range(row.speed.milliseconds, size) for row in rows if row.speed), strict=True)
-            rates = [row.speed.tflops for row in rows if row.speed]
-            errors = [[r - a for r, a in zip(rates, low, strict=True)],
-                      [b - r for r, b in zip(rates, high, strict=True)]]  # fmt: skip
-            axes.errorbar(
-                [places[row.rung] for row in rows],
-                rates,
-                yerr=errors,
-                color=colour,
-                marker=_MARKERS[index % len(_MARKERS)],
-                markersize=5,
-                linewidth=1.4,
-                capsize=2,
-                label=f"N = {size}",
-            )
-            _draw_baseline(axes, ladder, size, colour, len(rungs))
-        axes.set_xticks(range(len(rungs)), [f"{rung:02d} {title}" for rung, title in rungs])
-        axes.tick_params(axis="x", labelrotation=35)
-        for label in axes.get_xticklabels():
-            label.set_horizontalalignment("right")
-            label.set_rotation_mode("anchor")
-        axes.set_ylabel("TFLOP/s")
-        axes.set_ylim(bottom=0)
-        axes.grid(axis="y", color="#dddddd", linewidth=0.6)
-        axes.set_axisbelow(True)
-        axes.set_title(_title(ladder), loc="left", fontsize=11)
-        if ladder.baselines:
-            axes.plot([], [], color="#555555", linestyle="--", label=ladder.baselines[-1].name)
-        axes.legend(frameon=False, ncols=2, loc="upper left")
+    sizes = sorted({row.size for row in timed})
+    with matplotlib.rc_context({"svg.hashsalt": "tilewave", "font.size": 9}):
+        figure, grid = pyplot.subplots(
+            1,
+            len(sizes),
+            figsize=(1.6 + 1.95 * len(sizes), 1.4 + 0.27 * len(rungs)),
+            sharex=True,
+            sharey=True,
+            squeeze=False,
+            layout="constrained",
+        )
+        for axes, size in zip(grid[0], sizes, strict=True):
+            _draw_size(axes, ladder, size, [rung for rung, _ in rungs])
+        grid[0][0].set_yticks(range(len(rungs)), [f"{rung:02d} {title}" for rung, title in rungs])
+        grid[0][0].invert_yaxis()  # the ladder is read from the top
+        speeds = [row.speed for row in timed if row.speed] + [row.speed for row in ladder.baselines]
+        fastest = max(speed.tflops for speed in speeds)
+        grid[0][0].set_xlim(0, 1.22 * fastest)  # room for the figures behind the bars
+        figure.suptitle(_title(ladder), fontsize=10, x=0.01, ha="left")
+        figure.supxlabel("TFLOP/s, median; whiskers: slowest and fastest round", fontsize=9)
         figure.savefig(out, dpi=150, facecolor="white", metadata=_metadata(out))
         pyplot.close(figure)
 
 
-def _draw_baseline(axes: Axes, ladder: Ladder, size: int, colour: str, rungs: int) -> None:
+def _draw_size(axes: Axes, ladder: Ladder, size: int, rungs: list[int]) -> None:
+    """One panel: a bar for each rung that was timed at this size, and the baseline."""
+    for place, rung in enumerate(rungs):
+        row = ladder.find(rung, size)
+        if row is None or row.speed is None:
+            continue
+        rate = row.speed.tflops
+        low, high = _range(row.speed.milliseconds, size)
+        axes.barh(place, rate, height=0.72, color=_BAR)
+        axes.plot([low, high], [place, place], color="black", linewidth=1.0)
+        share = row.speed.over_baseline
+        label = f"{rate:.1f}" + ("" if share is None else f" ({share:.0%})")
+        axes.text(max(rate, high) + 0.6, place, label, va="center", fontsize=7, bbox=_ON_WHITE)
     baseline = ladder.baseline(size)
+    title = f"N = {size}"
     if baseline is not None:
-        axes.hlines(
-            baseline.speed.tflops, -0.4, rungs - 0.6, colors=colour, linestyles="dashed", linewidth=1.0
-        )
+        axes.axvline(baseline.speed.tflops, color=_LINE, linestyle="--", linewidth=1.2, zorder=0)
+        title += f"\ncuBLAS {baseline.speed.tflops:.1f}"
+    axes.set_title(title, fontsize=9, color=_LINE if baseline is not None else "black")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
 
 
 def _range(milliseconds: tuple[float, ...], size: int) -> tuple[float, float]:
@@ -94,7 +92,8 @@ def _range(milliseconds: tuple[float, ...], size: int) -> tuple[float, float]:
 
 def _title(ladder: Ladder) -> str:
     compilers = sorted({row.build.compiler for row in ladder.rows if row.speed is not None})
-    return f"Single-precision matrix multiply, N × N × N, on one {ladder.device} ({', '.join(compilers)})"
+    against = f", against {ladder.baselines[-1].name} (dashed)" if ladder.baselines else ""
+    return f"FP32 matrix multiply N × N × N on one {ladder.device}, {', '.join(compilers)}{against}"
 
 
 def _metadata(out: Path) -> dict[str, str | None]:
