@@ -196,7 +196,8 @@ def _extreme(e: Emitter, i: Instruction) -> None:
     else:
         dtype, _ = form(e, i, "", 3)
         a, b = (e.source(operand, dtype) for operand in i.operands[1:])
-        e.call(name, e.destination(i.operands[0], dtype), a, b)
+        # NumPy deprecates the positional output of these two.
+        e.line(f"{name}({a}, {b}, out={e.destination(i.operands[0], dtype)})")
 
 
 _FUNCTIONS = {
