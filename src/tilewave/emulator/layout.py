@@ -21,8 +21,7 @@ class Layout:
         for variable in variables:
             if variable.space not in sizes:
                 continue
-            # The compiler may raise a shared array's alignment to whatever it likes: 16 serves wide accesses.
-            align = max(variable.align, 16)
+            align = variable.align
             address = -(-sizes[variable.space] // align) * align
             self._addresses[variable.name] = address
             if not variable.extern:

@@ -11,6 +11,7 @@ from tilewave.emulator.flow import BasicBlock, Slots, assign_slots, basic_blocks
 from tilewave.emulator.layout import Layout
 from tilewave.emulator.opcodes import space_of, vector_of
 from tilewave.emulator.ptx import Entry, Immediate, Instruction, Module, type_bits
+from tilewave.emulator.widening import widen
 from tilewave.errors import UnknownInstructionError, UsageError
 
 
@@ -56,6 +57,7 @@ def _translate(entry: Entry, options: Options) -> Program:
     slots = assign_slots(blocks, code)
     layout = Layout(entry)
     accesses = {id(i): access for i in code if (access := memory_access(i)) is not None}
+    widen(blocks, code, accesses, layout)
     codes = []
     scratch_rows = 0
     for block in blocks:

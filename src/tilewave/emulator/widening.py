@@ -1,0 +1,189 @@
+"""Which shared-memory accesses ptxas merges into wider ones, so that they are counted as the hardware sees them.
+
+NVRTC's PTX often holds scalar loads that ptxas joins afterwards. The rule below was found by compiling small
+kernels with NVRTC 13.0.88 and 13.5.37 and reading their SASS; the tests repeat that for every rung.
+
+* Accesses belong together if their addresses have the same base (a register, or what a chain of additions of
+  constants makes of it) within one basic block, and no predicate.
+* The base's alignment must be provable: its known trailing zero bits, not its value when run.
+* Loads meet across anything but a shared-memory store or atomic, a fence, a barrier, and `cp.async` with its waits.
+  Of an aligned 16-byte window, three or four words become one 16-byte load (three read a word too many); else
+  the two words of an aligned 8-byte half become one 8-byte load; single words stay.
+* Stores meet only if no other shared access stands between them: both words of an 8-byte half become one store,
+  both halves of a window one 16-byte store.
+* Volatile accesses stay as they are; so do global ones, whose pointers' alignment ptxas does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tilewave.emulator.alignment import KnownZeros
+from tilewave.emulator.codegen import Access
+from tilewave.emulator.flow import BasicBlock, written
+from tilewave.emulator.layout import Layout
+from tilewave.emulator.ptx import Address, Immediate, Instruction, Register, Symbol, type_bits
+
+_Base = tuple[Register | None, int]  # a register and which of its values in the block; None: absolute
+
+
+@dataclass
+class _Item:
+    """A shared access at a known base and offset."""
+
+    access: Access
+    base: _Base
+    offset: int
+    alignment: int  # known trailing zero bits of the base
+
+
+def widen(
+    blocks: Iterable[BasicBlock], code: list[Instruction], accesses: dict[int, Access], layout: Layout
+) -> None:
+    """Set `counted_width` and `counted_offset` of all accesses that ptxas merges."""
+    zeros = KnownZeros(code, layout)
+    for block in blocks:
+        _widen_block(code[block.first : block.stop], accesses, layout, zeros)
+
+
+def _widen_block(
+    instructions: list[Instruction], accesses: dict[int, Access], layout: Layout, zeros: KnownZeros
+) -> None:
+    loads: list[_Item] = []
+    run: list[_Item] = []  # stores in one 16-byte window, nothing between them
+    values = _Values(layout)
+    for instruction in instructions:
+        access = accesses.get(id(instruction))
+        item = None
+        if access is not None and access.space == "shared" and instruction.opcode in ("ld", "st"):
+            item = _item(instruction, access, values, zeros)
+        if _is_shared(instruction, access) and (item is None or access is None or not access.store):
+            _merge_stores(run)
+            run = []
+        if _blocks_loads(instruction, access):
+            _merge_loads(loads)
+            loads = []
+        if item is not None:
+            if not item.access.store:
+                loads.append(item)
+            else:
+                if run and not _same_window(run[-1], item):
+                    _merge_stores(run)
+                    run = []
+                run.append(item)
+        values.follow(instruction)
+    _merge_loads(loads)
+    _merge_stores(run)
+
+
+class _Values:
+    """Follows registers through a block: each is some base plus a constant."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._known: dict[Register, tuple[_Base, int]] = {}
+        self._versions = 0
+
+    def of(self, register: Register) -> tuple[_Base, int]:
+        return self._known.get(register, ((register, 0), 0))
+
+    def address(self, operand: Address) -> tuple[_Base, int] | None:
+        if isinstance(operand.base, Symbol):
+            address = self._layout.address(operand.base.name)
+            return None if address is None else ((None, 0), address + operand.offset)
+        if operand.base is None:
+            return (None, 0), operand.offset
+        base, offset = self.of(operand.base)
+        return base, offset + operand.offset
+
+    def follow(self, instruction: Instruction) -> None:
+        result = None
+        if instruction.opcode in ("add", "sub", "mov") and instruction.guard is None:
+            source, *rest = instruction.operands[1:]
+            if isinstance(source, Register) and all(isinstance(operand, Immediate) for operand in rest):
+                base, offset = self.of(source)
+                change = sum(operand.value for operand in rest if isinstance(operand, Immediate))
+                result = base, offset + (-change if instruction.opcode == "sub" else change)
+        for register in written(instruction):
+            self._versions += 1
+            self._known[register] = result if result is not None else ((register, self._versions), 0)
+
+
+def _item(instruction: Instruction, access: Access, values: _Values, zeros: KnownZeros) -> _Item | None:
+    if instruction.guard is not None or {"volatile", "relaxed", "acquire", "release"} & set(
+        instruction.modifiers
+    ):
+        return None
+    if type_bits(instruction.modifiers[-1]) not in (32, 64):
+        return None
+    operand = instruction.operands[1 if instruction.opcode == "ld" else 0]
+    assert isinstance(operand, Address)
+    found = values.address(operand)
+    if found is None:
+        return None
+    base, offset = found
+    register = base[0]
+    alignment = 64 if register is None else zeros.of(register)
+    return _Item(access, base, offset, alignment)
+
+
+def _is_shared(instruction: Instruction, access: Access | None) -> bool:
+    """Whether an instruction may touch shared memory or order accesses to it."""
+    if access is not None:
+        return access.space in ("shared", "generic", "copy")
+    return instruction.opcode in ("cp", "membar", "fence", "bar", "barrier")
+
+
+def _blocks_loads(instruction: Instruction, access: Access | None) -> bool:
+    """Whether loads before and after an instruction cannot be merged."""
+    return _is_shared(instruction, access) and not (access is not None and not access.store)
+
+
+def _same_window(first: _Item, second: _Item) -> bool:
+    return first.base == second.base and first.offset >> 4 == second.offset >> 4
+
+
+def _merge_loads(items: list[_Item]) -> None:
+    windows: dict[tuple[_Base, int], list[_Item]] = {}
+    for item in items:
+        windows.setdefault((item.base, item.offset >> 4), []).append(item)
+    for (_, window), members in windows.items():
+        words = _words(members)
+        if members[0].alignment >= 4 and len(words) >= 3:
+            _merge(members, window << 4, 16)
+        else:
+            _merge_halves(members, window << 4)
+
+
+def _merge_stores(items: list[_Item]) -> None:
+    if not items:
+        return
+    window = items[0].offset >> 4 << 4
+    if items[0].alignment >= 4 and len(_words(items)) == 4:
+        _merge(items, window, 16)
+    else:
+        _merge_halves(items, window)
+
+
+def _merge_halves(members: list[_Item], window: int) -> None:
+    if members[0].alignment < 3:
+        return
+    for start in (window, window + 8):
+        half = [item for item in members if start <= item.offset < start + 8]
+        if len(_words(half)) == 2:
+            _merge(half, start, 8)
+
+
+def _words(members: list[_Item]) -> set[int]:
+    """Word offsets that accesses cover."""
+    return {item.offset + 4 * word for item in members for word in range(item.access.width // 4)}
+
+
+def _merge(members: list[_Item], start: int, width: int) -> None:
+    """Count the first access as a wide one and the others not at all."""
+    if any(item.access.width >= width for item in members):
+        return
+    for position, item in enumerate(members):
+        item.access.counted_width = width if position == 0 else 0
+        item.access.counted_offset = start - item.offset
