@@ -33,6 +33,7 @@ class _Bar:
             TimeElapsedColumn(),
             TextColumn("[dim]{task.fields[last]}"),
             console=Console(stderr=True),
+            refresh_per_second=4,
             transient=True,
         )
         self._task: TaskID | None = None

@@ -202,7 +202,7 @@ class _Run:
                 check = rung.number in to_check
                 to_check.discard(rung.number)
                 tasks.append(_Task(rung.number, size, self.spec, self.arch, check=check, count=emulated))
-        what = "compiling, checking and counting in the emulator" if emulated else "compiling"
+        what = "compiling and emulating" if emulated else "compiling"
         self._examine_all(what, tasks)
 
     def count(self) -> None:
@@ -212,7 +212,7 @@ class _Run:
             for rung, size in self._pairs()
             if (row := self.ladder.find(rung.number, size)) is not None and row.counted is None
         ]
-        self._examine_all("counting in the emulator", tasks)
+        self._examine_all("counting", tasks)
 
     def _examine_all(self, what: str, tasks: Sequence[_Task]) -> None:
         self.progress.start(what, len(tasks))

@@ -143,11 +143,11 @@ def _builds(rows: Sequence[Row]) -> RenderableType:
 
 
 def _counters(rows: Sequence[Row], size: int) -> RenderableType:
-    table = _table(f"\nWhat one launch does at N = M = K = {size} (emulator; M = millions)")
+    table = _table(f"\nWhat one launch does at N = M = K = {size} (emulator, in millions)")
     _columns(
         table,
-        ["FMA\nshare", "reads\nM", "16-byte\nreads M", "passes\nper read", "con-\nflicts M",
-         "passes\nper write", "global\nsect. M", "spill\nsect. M"],
+        ["FMA\nshare", "shared\nreads", "16-byte\nreads", "passes\n/ read", "con-\nflicts", "shared\nwrites",
+         "passes\n/ write", "global\nsectors"],
     )  # fmt: skip
     for row in rows:
         counted = row.counted
@@ -159,9 +159,9 @@ def _counters(rows: Sequence[Row], size: int) -> RenderableType:
             _millions(counted.wide_shared_loads),
             _ratio(counted.passes_per_read),
             _millions(counted.shared_load_conflicts),
+            _millions(counted.shared_stores),
             _ratio(counted.passes_per_write),
             _millions(counted.global_load_sectors + counted.global_store_sectors),
-            _millions(counted.local_load_sectors + counted.local_store_sectors),
         )
     return table
 
@@ -219,7 +219,7 @@ _LEGEND = {
     "passes": "turns of shared memory (ncu: wavefronts) that an access takes on average",
     "conflicts": "passes beyond those that the widths of the reads need anyway",
     "sectors": "32-byte pieces of global memory moved, before any cache",
-    "FMA share": "multiply-adds of all PTX instructions",
+    "FMA share": "multiply-adds among all instructions of the PTX",
 }
 _ONLY_TIMED = {"from cuBLAS", "step", "spread"}
 

@@ -108,7 +108,7 @@ def probe() -> Probe:
     try:
         code = cuda.cuInit(0)[0]
     except Exception:  # cuda-bindings raises different types here, by version, when libcuda is missing
-        return Probe(0, None, "no NVIDIA driver on this machine (libcuda was not found)")
+        return Probe(0, None, "no NVIDIA driver on this machine: libcuda was not found")
     try:
         if int(code) == 0:
             _ProcessState.initialised = True
