@@ -82,7 +82,11 @@ def _compile(source: Source, entries: tuple[str, ...], arch: str, options: tuple
     for entry in entries:
         symbol = compilation.symbols[entry]
         if symbol not in resources:
-            raise CompileError(f"{entry} in {source.name} is not a __global__ function", compilation.log)
+            raise CompileError(
+                f"{entry} in {source.name}: the compiler tells no registers of a kernel {symbol}; "
+                f"is it a __global__ function? Its log:\n{compilation.log}",
+                compilation.log,
+            )
         kernels[entry] = Kernel(entry, symbol, resources[symbol])
     compiler = compiler_version()
     if (stated := stated_version(compilation.ptx)) != compiler:
