@@ -1,15 +1,15 @@
-"""Which shared-memory accesses ptxas merges into wider ones, so that they are counted as the hardware sees them.
+"""Which shared-memory accesses ptxas merges into wider ones: they are counted as the hardware sees them.
 
 NVRTC's PTX often holds scalar loads that ptxas joins afterwards. The rule below was found by compiling small
 kernels with NVRTC 13.0.88 and 13.5.37 and reading their SASS; the tests repeat that for every rung.
 
 * Accesses belong together if their addresses have the same base (a register, or what a chain of additions of
   constants makes of it) within one basic block, and no predicate.
-* The base's alignment must be provable: its known trailing zero bits, not its value when run.
-* Loads meet across anything but a shared-memory store or atomic, a fence, a barrier, and `cp.async` with its waits.
-  Of an aligned 16-byte window, three or four words become one 16-byte load (three read a word too many); else
-  the two words of an aligned 8-byte half become one 8-byte load; single words stay.
-* Stores meet only if no other shared access stands between them: both words of an 8-byte half become one store,
+* The alignment must be provable from the code: the address's known low bits, not its value when run.
+* Loads meet across anything but a shared-memory store or atomic, a fence, a barrier, and `cp.async` with its
+  waits. Of an aligned 16-byte window, three or four words become one 16-byte load (three read a word too
+  many); else the two words of an aligned 8-byte half become one 8-byte load; single words stay.
+* Stores meet only if no other shared access stands between them: both words of an 8-byte half become one,
   both halves of a window one 16-byte store.
 * Volatile accesses stay as they are; so do global ones, whose pointers' alignment ptxas does not know.
 """
@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tilewave.emulator.alignment import KnownZeros
+from tilewave.emulator.alignment import KnownLowBits, LowBits
 from tilewave.emulator.codegen import Access
 from tilewave.emulator.flow import BasicBlock, written
 from tilewave.emulator.layout import Layout
@@ -35,20 +35,20 @@ class _Item:
     access: Access
     base: _Base
     offset: int
-    alignment: int  # known trailing zero bits of the base
+    bits: LowBits  # of the address
 
 
 def widen(
     blocks: Iterable[BasicBlock], code: list[Instruction], accesses: dict[int, Access], layout: Layout
 ) -> None:
     """Set `counted_width` and `counted_offset` of all accesses that ptxas merges."""
-    zeros = KnownZeros(code, layout)
+    low_bits = KnownLowBits(code, layout)
     for block in blocks:
-        _widen_block(code[block.first : block.stop], accesses, layout, zeros)
+        _widen_block(code[block.first : block.stop], accesses, layout, low_bits)
 
 
 def _widen_block(
-    instructions: list[Instruction], accesses: dict[int, Access], layout: Layout, zeros: KnownZeros
+    instructions: list[Instruction], accesses: dict[int, Access], layout: Layout, low_bits: KnownLowBits
 ) -> None:
     loads: list[_Item] = []
     run: list[_Item] = []  # stores in one 16-byte window, nothing between them
@@ -57,7 +57,7 @@ def _widen_block(
         access = accesses.get(id(instruction))
         item = None
         if access is not None and access.space == "shared" and instruction.opcode in ("ld", "st"):
-            item = _item(instruction, access, values, zeros)
+            item = _item(instruction, access, values, low_bits)
         if _is_shared(instruction, access) and (item is None or access is None or not access.store):
             _merge_stores(run)
             run = []
@@ -110,7 +110,7 @@ class _Values:
             self._known[register] = result if result is not None else ((register, self._versions), 0)
 
 
-def _item(instruction: Instruction, access: Access, values: _Values, zeros: KnownZeros) -> _Item | None:
+def _item(instruction: Instruction, access: Access, values: _Values, low_bits: KnownLowBits) -> _Item | None:
     if instruction.guard is not None or {"volatile", "relaxed", "acquire", "release"} & set(
         instruction.modifiers
     ):
@@ -123,9 +123,11 @@ def _item(instruction: Instruction, access: Access, values: _Values, zeros: Know
     if found is None:
         return None
     base, offset = found
-    register = base[0]
-    alignment = 64 if register is None else zeros.of(register)
-    return _Item(access, base, offset, alignment)
+    if base[0] is None:
+        bits = LowBits(64, offset)
+    else:
+        bits = low_bits.of(operand.base) + LowBits(64, operand.offset)
+    return _Item(access, base, offset, bits)
 
 
 def _is_shared(instruction: Instruction, access: Access | None) -> bool:
@@ -140,39 +142,47 @@ def _blocks_loads(instruction: Instruction, access: Access | None) -> bool:
     return _is_shared(instruction, access) and not (access is not None and not access.store)
 
 
+def _start(item: _Item, width: int) -> int | None:
+    """Offset at which the aligned window of an access begins; None if its alignment is not known."""
+    known = width.bit_length() - 1
+    return item.offset - item.bits.value % width if item.bits.known >= known else None
+
+
 def _same_window(first: _Item, second: _Item) -> bool:
-    return first.base == second.base and first.offset >> 4 == second.offset >> 4
+    width = 16 if first.bits.known >= 4 else 8
+    return first.base == second.base and _start(first, width) == _start(second, width)
+
+
+def _windows(items: list[_Item], width: int) -> dict[tuple[_Base, int], list[_Item]]:
+    windows: dict[tuple[_Base, int], list[_Item]] = {}
+    for item in items:
+        start = _start(item, width)
+        if start is not None:
+            windows.setdefault((item.base, start), []).append(item)
+    return windows
 
 
 def _merge_loads(items: list[_Item]) -> None:
-    windows: dict[tuple[_Base, int], list[_Item]] = {}
-    for item in items:
-        windows.setdefault((item.base, item.offset >> 4), []).append(item)
-    for (_, window), members in windows.items():
-        words = _words(members)
-        if members[0].alignment >= 4 and len(words) >= 3:
-            _merge(members, window << 4, 16)
-        else:
-            _merge_halves(members, window << 4)
+    merged: set[int] = set()
+    for (_, start), members in _windows(items, 16).items():
+        if len(_words(members)) >= 3:
+            _merge(members, start, 16)
+            merged.update(id(item) for item in members)
+    _merge_halves([item for item in items if id(item) not in merged])
 
 
 def _merge_stores(items: list[_Item]) -> None:
-    if not items:
-        return
-    window = items[0].offset >> 4 << 4
-    if items[0].alignment >= 4 and len(_words(items)) == 4:
-        _merge(items, window, 16)
-    else:
-        _merge_halves(items, window)
+    for (_, start), members in _windows(items, 16).items():
+        if len(_words(members)) == 4:
+            _merge(members, start, 16)
+            return
+    _merge_halves(items)
 
 
-def _merge_halves(members: list[_Item], window: int) -> None:
-    if members[0].alignment < 3:
-        return
-    for start in (window, window + 8):
-        half = [item for item in members if start <= item.offset < start + 8]
-        if len(_words(half)) == 2:
-            _merge(half, start, 8)
+def _merge_halves(items: list[_Item]) -> None:
+    for (_, start), members in _windows(items, 8).items():
+        if len(_words(members)) == 2:
+            _merge(members, start, 8)
 
 
 def _words(members: list[_Item]) -> set[int]:
