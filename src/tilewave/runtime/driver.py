@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from tilewave.device.driver import MINIMUM_DRIVER
 from tilewave.errors import DeviceError, ToolchainError
 
-#: What cuDriverGetVersion answers for the oldest driver branch that runs CUDA 13 cubins (580).
+#: What cuDriverGetVersion answers for driver branch `MINIMUM_DRIVER`.
 MINIMUM_DRIVER_CUDA = 13000
 #: A quiet NaN with a full payload: outputs are filled with it, so that an element never written shows.
 NAN_PATTERN = 0x7FFFFFFF
@@ -119,7 +120,7 @@ def probe() -> Probe:
                 0,
                 driver_cuda,
                 f"the NVIDIA driver supports CUDA {driver_cuda[0]}.{driver_cuda[1]} at most; "
-                "tilewave needs CUDA 13.0, that is driver 580 or later",
+                f"tilewave needs CUDA 13.0, that is driver {MINIMUM_DRIVER} or later",
                 outdated_driver=True,
             )
         if int(code) != 0:
