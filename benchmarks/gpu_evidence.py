@@ -36,7 +36,7 @@ class Step:
 
 def steps(out: Path, name: str, sizes: str, budget_s: float, tests_limit_s: float) -> list[Step]:
     python = sys.executable
-    pytest = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout=120"]
+    pytest = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark", "--timeout=120"]
     tilewave = [python, "-m", "tilewave"]
     ladder = out / f"ladder-{name}.json"
     timing = "tests/gpu/test_timing_on_gpu.py"
