@@ -206,6 +206,8 @@ class Emitter:
                 raise self.unknown()
             return f"x.special({operand.name!r}, {dtype!r})"
         if isinstance(operand, Symbol):
+            if operand.name in self.layout.global_names:
+                return f"x.variable({operand.name!r}, {dtype!r})"
             address = self.layout.address(operand.name)
             if address is None:
                 raise self.unknown(f"unknown name {operand.name}")

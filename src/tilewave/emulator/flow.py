@@ -6,7 +6,7 @@ slot, so that the file of a kernel with thousands of PTX registers stays small e
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -184,6 +184,13 @@ class Slots:
 
     of: dict[Register, int]
     counts: dict[int, int]
+
+    def by_class(self, registers: Iterable[Register]) -> dict[int, list[int]]:
+        """The slots of some registers, by the part of the file that they are in."""
+        slots: dict[int, list[int]] = {}
+        for register in registers:
+            slots.setdefault(slot_class(register), []).append(self.of[register])
+        return slots
 
 
 def assign_slots(blocks: list[BasicBlock], code: list[Instruction]) -> Slots:

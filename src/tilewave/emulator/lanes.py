@@ -126,6 +126,10 @@ class Lanes:
         """A kernel parameter (or a part of it)."""
         return self.machine.parameter(name, offset, dtype)
 
+    def variable(self, name: str, dtype: str = "i8") -> Array:
+        """Address of a global or constant variable."""
+        return np.array(self.machine.variables[name]).astype(dtype)
+
     def spread(self, value: Array) -> Array:
         """A value for every lane."""
         return value if value.ndim else np.full(self.n, value)

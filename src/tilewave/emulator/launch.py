@@ -1,10 +1,11 @@
-"""Launching a kernel in the emulator: arguments, choice of blocks, batches."""
+"""Launching a kernel in the emulator: arguments, choice of blocks, batches, resident blocks."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from tilewave.emulator.machine import Machine, Shape
 from tilewave.emulator.memory import Buffer, Memory
 from tilewave.emulator.passes import PatternMemo
 from tilewave.emulator.program import Program, translate
-from tilewave.emulator.ptx import Module, Parameter, parse_ptx
+from tilewave.emulator.ptx import Module, Parameter, Variable, parse_ptx
 from tilewave.errors import UsageError
 
 BATCH_LANES = 8192
@@ -22,10 +23,13 @@ BATCH_LANES = 8192
 
 _MAX_THREADS = 1024
 
+_VARIABLES: WeakKeyDictionary[Memory, dict[tuple[int, str], Buffer]] = WeakKeyDictionary()
+"""Buffers of the modules' global and constant variables, in each memory."""
+
 
 @dataclass(frozen=True)
 class LaunchResult:
-    """What a launch did; `counters` are scaled to all `blocks_total` blocks if only `blocks_run` ran."""
+    """What a launch did; `counters` stand for all `blocks_total` blocks even if only `blocks_run` ran."""
 
     counters: Counters
     blocks_run: int
@@ -43,23 +47,35 @@ def launch(
     *,
     dynamic_shared_bytes: int = 0,
     exact_fma: bool = False,
-    blocks: int | Sequence[int] | None = None,
+    blocks: int | Sequence[int] | Mapping[int, float] | None = None,
     count: bool = True,
+    resident: int | None = None,
+    order: int | None = None,
     detect_races: bool = False,
     allow_exited_at_barrier: bool = False,
-    step_limit: int = 50_000_000,
+    step_limit: int = 1_000_000,
 ) -> LaunchResult:
     """Run a kernel on the CPU.
 
     `ptx` is text or a parsed module, `symbol` the entry's name, `grid` and `block` are (x, y, z), and `args`
     hold one value a parameter: buffers of `memory` for pointers, numbers otherwise.
 
-    `blocks` picks the blocks that run: linear indices, or how many to spread evenly over the grid; counters
-    are scaled to the whole launch. `exact_fma` rounds every float32 FMA once, as the hardware does; without
-    it the product is rounded, then the sum. `detect_races` makes a `RaceError` of shared memory that two
-    warps touch without a barrier between them. A block some of whose threads have ended cannot pass a
-    barrier unless `allow_exited_at_barrier` is set: the hardware (since Volta) counts only threads that have
-    not ended, but the PTX ISA asks for all threads of a warp, and CUDA for all threads of the block.
+    `blocks` picks the blocks that run, and counters are scaled to the whole launch. An integer says about how
+    many: they are spread evenly over the inside of the grid, its last column, its last row and its corner,
+    each of which is weighted by its size, so that ragged edges count as often as they occur. A sequence
+    holds linear indices, which all weigh the same; a mapping gives each the number of blocks that it stands
+    for.
+
+    `resident` blocks run at a time, each advancing by one basic block at random turns, and they start in a
+    random order: `order` is the seed of both. Without `resident`, independent blocks run in batches, in
+    lockstep.
+
+    `exact_fma` rounds every float32 FMA once, as the hardware does; without it the product is rounded, then
+    the sum. `detect_races` makes a `RaceError` of shared memory that two warps touch without a barrier
+    between them. A block some of whose threads have ended cannot pass a barrier unless
+    `allow_exited_at_barrier` is set: the hardware (since Volta) counts only threads that have not ended, but
+    the PTX ISA asks for all threads of a warp, and CUDA for all threads of the block. `step_limit` bounds
+    the basic blocks that a batch may run, to end endless loops.
     """
     started = time.perf_counter()
     module = parse_ptx(ptx) if isinstance(ptx, str) else ptx
@@ -68,34 +84,71 @@ def launch(
     threads = block[0] * block[1] * block[2]
     if threads > _MAX_THREADS:
         raise UsageError(f"a block of {block} has {threads} threads; at most {_MAX_THREADS} are accepted")
+    if resident is not None and resident < 1:
+        raise UsageError(f"resident is {resident}; accepted is 1 or more")
     parameters = _pack(program, args)
-    total = grid[0] * grid[1] * grid[2]
-    chosen = _choose(blocks, total)
-    counters = Counters()
+    variables = _variables(module, memory)
     memo = PatternMemo()
-    batch = max(1, BATCH_LANES // threads)
+    total = grid[0] * grid[1] * grid[2]
+
+    def machine(block_ids: Sequence[int]) -> Machine:
+        return Machine(
+            program,
+            memory,
+            grid,
+            block,
+            parameters,
+            block_ids,
+            variables=variables,
+            dynamic_shared_bytes=dynamic_shared_bytes,
+            counting=count,
+            memo=memo,
+            detect_races=detect_races,
+            allow_exited_at_barrier=allow_exited_at_barrier,
+            step_limit=step_limit,
+        )
+
+    counters = Counters()
+    blocks_run = 0
     with np.errstate(all="ignore"):
-        for start in range(0, len(chosen), batch):
-            machine = Machine(
-                program,
-                memory,
-                grid,
-                block,
-                parameters,
-                chosen[start : start + batch],
-                dynamic_shared_bytes=dynamic_shared_bytes,
-                counting=count,
-                memo=memo,
-                detect_races=detect_races,
-                allow_exited_at_barrier=allow_exited_at_barrier,
-                step_limit=step_limit,
-            )
-            machine.run()
-            if count:
-                counters += machine.totals()
-    if len(chosen) != total:
-        counters = counters.scaled(total / len(chosen))
-    return LaunchResult(counters, len(chosen), total, time.perf_counter() - started)
+        for weight, chosen in _weighted(blocks, grid):
+            blocks_run += len(chosen)
+            if resident is None:
+                batch = max(1, BATCH_LANES // threads)
+                batches = (chosen[start : start + batch] for start in range(0, len(chosen), batch))
+                finished = _run_batches(machine(block_ids) for block_ids in batches)
+            else:
+                finished = _run_resident(chosen, resident, np.random.default_rng(order), machine)
+            part = Counters()
+            for done in finished:
+                if count:
+                    part += done.totals()
+            counters += part if weight == 1 else part.scaled(weight)
+    return LaunchResult(counters, blocks_run, total, time.perf_counter() - started)
+
+
+def _run_batches(machines: Iterable[Machine]) -> Iterator[Machine]:
+    for machine in machines:
+        machine.run()
+        yield machine
+
+
+def _run_resident(
+    chosen: Sequence[int],
+    resident: int,
+    rng: np.random.Generator,
+    machine: Callable[[Sequence[int]], Machine],
+) -> Iterator[Machine]:
+    """Keep `resident` blocks running, and let a random one advance by one basic block."""
+    waiting = list(rng.permutation(np.asarray(chosen, dtype=np.int64)))
+    running: list[Machine] = []
+    while waiting or running:
+        while waiting and len(running) < resident:
+            running.append(machine([int(waiting.pop())]))
+        turn = int(rng.integers(len(running)))
+        running[turn].step()
+        if running[turn].finished:
+            yield running.pop(turn)
 
 
 def _shape(values: Sequence[int], name: str) -> Shape:
@@ -106,18 +159,67 @@ def _shape(values: Sequence[int], name: str) -> Shape:
     return sizes[0], sizes[1], sizes[2]
 
 
-def _choose(blocks: int | Sequence[int] | None, total: int) -> list[int]:
+def _weighted(
+    blocks: int | Sequence[int] | Mapping[int, float] | None, grid: Shape
+) -> list[tuple[float, list[int]]]:
+    """Groups of blocks to run, and the number of blocks that each of a group's stands for."""
+    total = grid[0] * grid[1] * grid[2]
     if blocks is None:
-        return list(range(total))
+        return [(1, list(range(total)))]
     if isinstance(blocks, int):
         if blocks < 1:
             raise UsageError(f"blocks is {blocks}; accepted is 1 or more")
-        count = min(blocks, total)
-        return [(2 * i + 1) * total // (2 * count) for i in range(count)]
+        return _sampled(blocks, grid)
     chosen = sorted({int(index) for index in blocks})
     if not chosen or chosen[0] < 0 or chosen[-1] >= total:
         raise UsageError(f"blocks is {list(blocks)}; accepted are linear indices from 0 to {total - 1}")
-    return chosen
+    if not isinstance(blocks, Mapping):
+        return [(total / len(chosen), chosen)]
+    weights: dict[float, list[int]] = {}
+    for index in chosen:
+        weights.setdefault(float(blocks[index]), []).append(index)
+    return list(weights.items())
+
+
+def _sampled(count: int, grid: Shape) -> list[tuple[float, list[int]]]:
+    """About `count` blocks of the grid's inside, last column, last row and corner."""
+    columns, rows, layers = grid
+    total = columns * rows * layers
+    groups = []
+    for ys in (range(rows - 1), range(rows - 1, rows)):
+        for xs in (range(columns - 1), range(columns - 1, columns)):
+            size = len(xs) * len(ys) * layers
+            if not size:
+                continue
+            picks = min(size, max(1, round(count * size / total)))
+            indices = []
+            for place in ((2 * i + 1) * size // (2 * picks) for i in range(picks)):
+                layer, rest = divmod(place, len(xs) * len(ys))
+                y, x = divmod(rest, len(xs))
+                indices.append((layer * rows + ys[y]) * columns + xs[x])
+            groups.append((size / picks, indices))
+    return groups
+
+
+def _variables(module: Module, memory: Memory) -> dict[str, int]:
+    """Addresses of the module's global and constant variables, which a memory keeps between launches."""
+    known = _VARIABLES.setdefault(memory, {})
+    addresses = {}
+    for variable in module.variables.values():
+        if variable.space not in ("global", "const"):
+            continue
+        key = (id(module), variable.name)
+        if key not in known:
+            known[key] = _place(variable, memory)
+        addresses[variable.name] = known[key].address
+    return addresses
+
+
+def _place(variable: Variable, memory: Memory) -> Buffer:
+    # A variable without an initialiser is zero, as in C.
+    data = (variable.data or b"").ljust(variable.nbytes, b"\0")
+    values = np.frombuffer(data, dtype=np.uint8)
+    return memory.put(values, name=variable.name, read_only=variable.space == "const")
 
 
 def _pack(program: Program, args: Sequence[object]) -> dict[str, bytes]:

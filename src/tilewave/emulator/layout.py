@@ -16,6 +16,7 @@ class Layout:
 
     def __init__(self, entry: Entry) -> None:
         self._addresses: dict[str, int] = {}
+        self.global_names = {v.name for v in entry.variables.values() if v.space in ("global", "const")}
         sizes = {"shared": 0, "local": 0}
         variables = sorted(entry.variables.values(), key=lambda variable: variable.extern)
         for variable in variables:
@@ -30,9 +31,7 @@ class Layout:
         self.local_bytes = sizes["local"]
         externs = [self._addresses[v.name] for v in variables if v.extern and v.space == "shared"]
         self.dynamic_offset = max(externs, default=self.static_shared_bytes)
-        self._offset = 0
-        self.globals: dict[str, int] = {}
 
     def address(self, name: str) -> int | None:
         """Address of a variable in its own space, or None if there is none of that name."""
-        return self._addresses.get(name, self.globals.get(name))
+        return self._addresses.get(name)

@@ -16,12 +16,11 @@ import numpy.typing as npt
 
 from tilewave.emulator.copies import CopyQueue
 from tilewave.emulator.counters import Counters
-from tilewave.emulator.flow import BasicBlock, End, slot_class
+from tilewave.emulator.flow import BasicBlock, End
 from tilewave.emulator.lanes import WARP, Lanes
 from tilewave.emulator.memory import LocalMemory, Memory, SharedMemory
 from tilewave.emulator.passes import PatternMemo
-from tilewave.emulator.program import Program, barrier_of
-from tilewave.emulator.ptx import Register
+from tilewave.emulator.program import Program
 from tilewave.emulator.races import RaceDetector
 from tilewave.emulator.registers import RegisterFile
 from tilewave.emulator.tally import Tally
@@ -55,6 +54,7 @@ class Machine:
         parameters: dict[str, bytes],
         block_ids: Sequence[int],
         *,
+        variables: dict[str, int],
         dynamic_shared_bytes: int,
         counting: bool,
         memo: PatternMemo,
@@ -65,6 +65,7 @@ class Machine:
         self.program = program
         self.memory = memory
         self.grid, self.block = grid, block
+        self.variables = variables
         self.dynamic_shared_bytes = dynamic_shared_bytes
         self.counting = counting
         self.allow_exited = allow_exited_at_barrier
@@ -98,21 +99,9 @@ class Machine:
         self._exited = np.zeros(self.lane_count, dtype=np.bool_)  # by id
         self._block_warps = [0] * len(blocks)
         self._block_lanes = [0] * len(blocks)
-        self._entry_slots = [self._slots_of(block.live_in) for block in blocks]
-        self._exit_slots = [self._slots_of(block.live_out) for block in blocks]
-        self._barriers = {
-            block.index: barrier_of(block, program.entry.instructions)
-            for block in blocks
-            if block.end is End.BARRIER
-        }
+        self._barriers = program.barriers
 
     # -- facts ----------------------------------------------------------------------------------------------
-
-    def _slots_of(self, registers: set[Register]) -> dict[int, list[int]]:
-        slots: dict[int, list[int]] = {}
-        for register in registers:
-            slots.setdefault(slot_class(register), []).append(self.program.slots.of[register])
-        return slots
 
     def parameter(self, name: str, offset: int, dtype: str) -> npt.NDArray[Any]:
         """Part of a kernel parameter as a 0-d array."""
@@ -169,9 +158,9 @@ class Machine:
             if self._part_file is None:
                 self._part_file = RegisterFile(self.program.slots, self.program.scratch_rows, self.lane_count)
             file = self._part_file
-            file.copy_lanes(self.file, positions, self._entry_slots[index])
+            file.copy_lanes(self.file, positions, self.program.entry_slots[index])
             code.function(lanes, *file.rows(index, code.names, lanes.n))
-            file.return_lanes(self.file, positions, self._exit_slots[index])
+            file.return_lanes(self.file, positions, self.program.exit_slots[index])
         if self.counting:
             self._block_warps[index] += lanes.warps
             self._block_lanes[index] += lanes.n

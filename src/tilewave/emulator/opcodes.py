@@ -17,6 +17,7 @@ from tilewave.emulator.ptx import (
     Pair,
     Register,
     Sink,
+    Symbol,
     Vector,
 )
 
@@ -523,6 +524,8 @@ def address_source(e: Emitter, operand: Operand) -> str:
     """Expression for the byte addresses of an access, as int64 or uint64."""
     if not isinstance(operand, Address):
         raise e.unknown("expected an address")
+    if isinstance(operand.base, Symbol) and operand.base.name in e.layout.global_names:
+        return f"x.constant_address(int(x.variable({operand.base.name!r})) + {operand.offset})"
     base, offset = e.base_and_offset(operand)
     if base is None:
         return f"x.constant_address({offset})"

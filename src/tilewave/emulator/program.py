@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tilewave.emulator.codegen import Access, BlockCode, Emitter, Options, unknown
 from tilewave.emulator.counters import classify
-from tilewave.emulator.flow import BasicBlock, Slots, assign_slots, basic_blocks, is_block_barrier
+from tilewave.emulator.flow import BasicBlock, End, Slots, assign_slots, basic_blocks, is_block_barrier
 from tilewave.emulator.layout import Layout
 from tilewave.emulator.opcodes import space_of, vector_of
 from tilewave.emulator.ptx import Entry, Immediate, Instruction, Module, type_bits
@@ -30,6 +30,11 @@ class Program:
     opcode_counts: list[Counter[str]]  # by basic block
     class_counts: list[Counter[str]]
     has_global_atomics: bool
+    entry_slots: list[
+        dict[int, list[int]]
+    ]  # by basic block: slots of the registers that are live at its begin
+    exit_slots: list[dict[int, list[int]]]  # ... and at its end
+    barriers: dict[int, tuple[int, int | None, bool]]  # by basic block: see `barrier_of`
 
     @property
     def source(self) -> str:
@@ -80,6 +85,9 @@ def _translate(entry: Entry, options: Options) -> Program:
         [Counter(".".join([i.opcode, *i.modifiers]) for i in code[b.first : b.stop]) for b in blocks],
         [Counter(classify(i) for i in code[b.first : b.stop]) for b in blocks],
         any(a.instruction.opcode in ("atom", "red") and a.space != "shared" for a in accesses.values()),
+        [slots.by_class(block.live_in) for block in blocks],
+        [slots.by_class(block.live_out) for block in blocks],
+        {block.index: barrier_of(block, code) for block in blocks if block.end is End.BARRIER},
     )
 
 

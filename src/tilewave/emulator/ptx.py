@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from tilewave.errors import EmulationError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Register:
-    """A virtual register; `bits` is 1 for a predicate. Names are unique within an entry."""
+    """A virtual register; `bits` is 1 for a predicate. One object stands for it throughout its entry."""
 
     name: str
     bits: int
