@@ -50,14 +50,15 @@ def test_samples_are_per_call_and_long_enough(rng) -> None:
         timing = timings[name]
         assert timing.median_ms == pytest.approx(cost)
         assert len(timing.rounds_ms) == 4
-        assert timing.repeats * cost >= 2.0
+        assert timing.repeats * cost >= 20.0
         assert timing.spread == pytest.approx(0, abs=1e-9)
 
 
 def test_every_round_measures_every_contender_once() -> None:
     machine = FakeMachine()
     interleave([machine.contender(name, 3.0) for name in "abcd"], machine, rounds=6)
-    measured = [name for name, _ in machine.log[-24:]]
+    lead_ins, measured = ([name for name, _ in machine.log[start::2]] for start in (-48, -47))
+    assert lead_ins == measured  # each sample follows one of its own that does not count
     rounds = [measured[i : i + 4] for i in range(0, 24, 4)]
     assert all(sorted(one) == list("abcd") for one in rounds)
     assert len({tuple(one) for one in rounds}) > 1  # the order changes
@@ -67,7 +68,7 @@ def test_a_cold_start_does_not_shorten_the_samples() -> None:
     # The first 20 ms run five times slower: calibrating in them would give samples of a fifth of the length.
     machine = FakeMachine(cold_ms=20)
     timing = interleave([machine.contender("a", 0.1)], machine, rounds=3)["a"]
-    assert timing.repeats >= 20
+    assert timing.repeats >= 200
     assert timing.median_ms == pytest.approx(0.1)
 
 
@@ -77,7 +78,7 @@ def test_the_budget_ends_after_whole_rounds() -> None:
     timings = interleave(contenders, machine, rounds=1000, budget_s=1.0, now=machine.now)
     counts = {len(timing.rounds_ms) for timing in timings.values()}
     assert len(counts) == 1
-    assert 10 < counts.pop() < 25  # 40 ms a round, less warm-up
+    assert 4 < counts.pop() < 10  # 100 ms a round, less warm-up
     assert machine.now() <= 1.0
 
 

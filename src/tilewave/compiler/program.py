@@ -26,6 +26,7 @@ DEFAULT_OPTIONS = (
     "--prec-sqrt=true",
     "--fmad=true",  # a*b+c becomes one FMA, as everywhere in this field
     "--ptxas-options=-v",  # registers, spills and shared memory go to the log
+    "--no-cache",  # with a driver NVRTC keeps a cache of its own, and a hit there leaves the log empty
     "--no-source-include",  # no header from the current directory sneaks in
 )
 

@@ -326,6 +326,9 @@ class DeviceArray:
         self.device.activate()
         if source.nbytes:
             _call("cuMemcpyHtoD", self.address, source.ctypes.data, source.nbytes)
+            # From pageable memory the call returns once the data is staged, not once it has arrived, and
+            # streams made here do not wait for the default stream.
+            self.device.synchronize()
 
     def to_numpy(self) -> NDArray[Any]:
         """Wait for all work of the context, then copy this memory into a new NumPy array."""
