@@ -85,8 +85,8 @@ def interleave(
     All are warmed up and calibrated (so many repeats that a sample lasts ``minimum_sample_ms``), then each
     round measures every contender once, in a new random order and without rest, so that clocks, heat and
     other users of the machine meet all alike. Each sample follows one of the same contender that is thrown
-    away, so that it does not pay for what ran before it. With ``budget_s`` (seconds, wall clock) no round starts that
-    would outlast it; the first round always runs.
+    away, so that it does not pay for what ran before it. With ``budget_s`` (seconds, wall clock) no round
+    starts that would outlast it; the first round always runs.
     """
     if rounds < 1:
         raise UsageError(f"rounds is {rounds}: at least 1 is needed")
