@@ -23,8 +23,9 @@ def flush(values: Array) -> Array:
 
 
 def saturate(values: Array) -> Array:
-    """Clamp to [0, 1]; NaN becomes 0 (`.sat` of a floating-point result)."""
-    return np.where(np.isnan(values), values.dtype.type(0), np.clip(values, 0, 1)).astype(values.dtype)
+    """Clamp to [+0, 1]; NaN becomes +0 (`.sat` of a floating-point result)."""
+    clamped: Array = np.where(np.isnan(values), values.dtype.type(0), np.clip(values, 0, 1)) + 0.0
+    return clamped.astype(values.dtype)
 
 
 def minimum(a: Array, b: Array) -> Array:
@@ -106,15 +107,18 @@ def extract_bits(a: Array, position: Array, length: Array) -> Array:
     position, length = (position & 0xFF).astype(np.int64), (length & 0xFF).astype(np.int64)
     unsigned = a.view(f"u{a.dtype.itemsize}")
     field: Array = shift_right(unsigned, position)
-    mask: Array = np.where(
-        length >= bits, ~unsigned.dtype.type(0), shift_left(np.ones_like(unsigned), length) - 1
+    # Bits of the field that the operand does not have are copies of the sign too.
+    present = np.minimum(length, np.maximum(bits - position, 0))
+    ones = ~unsigned.dtype.type(0)
+    mask = ~np.where(present >= bits, 0, shift_left(np.full_like(unsigned, ones), present)).astype(
+        unsigned.dtype
     )
-    field = field & mask.astype(unsigned.dtype)
+    field = field & mask
     if a.dtype.kind == "u":
         return field
     last = np.minimum(position + length - 1, bits - 1)
     sign = (shift_right(unsigned, np.maximum(last, 0)) & unsigned.dtype.type(1)).astype(bool) & (length > 0)
-    extended: Array = np.where(sign, field | ~mask.astype(unsigned.dtype), field).astype(unsigned.dtype)
+    extended: Array = np.where(sign, field | ~mask, field).astype(unsigned.dtype)
     return extended.view(a.dtype)
 
 

@@ -487,7 +487,7 @@ class _Body:
         text = text.strip()
         if text == "_":
             return Sink()
-        if text.startswith("{"):
+        if text.startswith(("{", "(")):
             return Vector(tuple(self.operand(part, start) for part in _split_operands(text[1:-1])))
         if text.startswith("["):
             return self.address(text[1:-1].strip(), start)
