@@ -177,19 +177,20 @@ def foreign_version(data: bytes, _: np.random.Generator) -> bytes:
 
 def missing_field(data: bytes, rng: np.random.Generator) -> bytes:
     def drop(header: dict[str, Any]) -> None:
-        del header[rng.choice(["format", "key", "arch", "compiler", "kernels", "sizes"])]
+        del header[rng.choice(["format", "key", "arch", "compiler", "symbols", "sizes"])]
 
     return resealed(data, drop)
 
 
-def nonsense_kernels(data: bytes, _: np.random.Generator) -> bytes:
-    return resealed(data, lambda header: header.update(kernels=[{"name": 3}]))
+def nonsense_symbols(data: bytes, rng: np.random.Generator) -> bytes:
+    symbols = [{"k": "unheard_of"}, ["k"], 3, None][rng.integers(4)]
+    return resealed(data, lambda header: header.update(symbols=symbols))
 
 
 @pytest.mark.parametrize(
     "damage",
     [zero_bytes, truncated, lengthened, bit_flipped, page_of_zeros, noise, foreign_version, missing_field,
-     nonsense_kernels],
+     nonsense_symbols],
 )  # fmt: skip
 def test_a_damaged_entry_is_replaced(
     damage: Callable[[bytes, np.random.Generator], bytes],

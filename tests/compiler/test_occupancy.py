@@ -86,6 +86,13 @@ def test_a_kernel_that_cannot_be_launched(registers: int, threads: int, dynamic:
     assert (result.blocks_per_sm, result.fraction, result.limiting) == (0, 0.0, (binding,))
 
 
+def test_a_blocks_own_register_limit_counts_whole_rows_of_sub_partitions() -> None:
+    """Seven warps of 4,352 registers are counted as eight, two in each sub-partition."""
+    halved = dataclasses.replace(get_spec("A100"), registers_per_block=32768)
+    assert occupancy(kernel(136), 7 * 32, halved).blocks_per_sm == 0
+    assert occupancy(kernel(128), 7 * 32, halved).blocks_per_sm == 2
+
+
 def test_prints_for_a_person() -> None:
     text = str(occupancy(kernel(168, 33280), 256, get_spec("GB10")))
     assert text == "1 block per SM, 17% occupancy, limited by registers"

@@ -22,13 +22,11 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 
-from tilewave.compiler.records import Kernel, Program
-from tilewave.compiler.resources import Resources
+from tilewave.compiler.records import Program, kernels_of
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Part of every key; raise it when the meaning of an entry or of the key changes."""
 
 _MAGIC = b"tilewave program\n"
@@ -225,7 +223,7 @@ def _encode(key: str, program: Program) -> bytes:
             "key": key,
             "arch": program.arch,
             "compiler": program.compiler,
-            "kernels": [asdict(kernel) for kernel in program.kernels.values()],
+            "symbols": {name: kernel.symbol for name, kernel in program.kernels.items()},
             "sizes": [len(part) for part in parts],
         }
     ).encode()
@@ -244,16 +242,14 @@ def _decode(data: bytes, key: str) -> Program | None:
         header = json.loads(body[4 : 4 + length])
         if header["format"] != FORMAT_VERSION or header["key"] != key:
             return None
-        kernels = {
-            entry["name"]: Kernel(entry["name"], entry["symbol"], Resources(**entry["resources"]))
-            for entry in header["kernels"]
-        }
         parts = []
         offset = 4 + length
         for size in header["sizes"]:
             parts.append(body[offset : offset + size])
             offset += size
         cubin, ptx, log = parts
+        # The figures are read from the log again, not stored: a better reader needs no new entries.
+        kernels = kernels_of(header["symbols"], log.decode())
         return Program(header["arch"], header["compiler"], cubin, ptx.decode(), log.decode(), kernels)
-    except (ValueError, KeyError, TypeError, struct.error):
+    except (ValueError, KeyError, TypeError, AttributeError, struct.error):
         return None

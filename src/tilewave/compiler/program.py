@@ -10,8 +10,7 @@ import threading
 from collections.abc import Sequence
 
 from tilewave.compiler import cache
-from tilewave.compiler.records import Kernel, Program
-from tilewave.compiler.resources import parse_resources
+from tilewave.compiler.records import Program, kernels_of
 from tilewave.compiler.source import Source
 from tilewave.compiler.toolchain import compile_with_nvrtc, compiler_version, library_path, stated_version
 from tilewave.errors import CompileError, ToolchainError, UsageError
@@ -78,17 +77,11 @@ def compile_source(source: Source, entries: Sequence[str], arch: str, options: S
 
 def _compile(source: Source, entries: tuple[str, ...], arch: str, options: tuple[str, ...]) -> Program:
     compilation = compile_with_nvrtc(source.name, source.text, source.headers, entries, arch, options)
-    resources = parse_resources(compilation.log)
-    kernels = {}
-    for entry in entries:
-        symbol = compilation.symbols[entry]
-        if symbol not in resources:
-            raise CompileError(
-                f"{entry} in {source.name}: the compiler tells no registers of a kernel {symbol}; "
-                f"is it a __global__ function? Its log:\n{compilation.log}",
-                compilation.log,
-            )
-        kernels[entry] = Kernel(entry, symbol, resources[symbol])
+    try:
+        kernels = kernels_of(compilation.symbols, compilation.log)
+    except KeyError as missing:
+        message = f"{missing.args[0]} in {source.name} is not a __global__ function"
+        raise CompileError(message, compilation.log) from None
     compiler = compiler_version()
     if (stated := stated_version(compilation.ptx)) != compiler:
         raise ToolchainError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tilewave.compiler.resources import Resources
+from tilewave.compiler.resources import Resources, parse_resources
 
 
 @dataclass(frozen=True)
@@ -30,3 +30,15 @@ class Program:
     ptx: str = field(repr=False)
     log: str = field(repr=False)
     kernels: Mapping[str, Kernel]
+
+
+def kernels_of(symbols: Mapping[str, str], log: str) -> dict[str, Kernel]:
+    """The kernels with these lowered names, by name expression, with the resources that the log tells.
+
+    Raises ``KeyError`` with the name expression of what the log does not know as a kernel.
+    """
+    resources = parse_resources(log)
+    for name, symbol in symbols.items():
+        if symbol not in resources:
+            raise KeyError(name)
+    return {name: Kernel(name, symbol, resources[symbol]) for name, symbol in symbols.items()}
