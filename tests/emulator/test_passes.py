@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 from tilewave.emulator.passes import (
+    LINE_BYTES,
+    TAG_SET_BITS,
     Kind,
     PatternMemo,
+    copy_figures,
     global_sectors,
     local_sectors,
     shared_passes,
@@ -23,20 +26,13 @@ def plain_passes(addresses: list[int], active: list[bool], width: int, kind: Kin
     """The rule of the module's docstring for one warp, lane by lane."""
     size = {16: 8, 8: 16}.get(width, 32)
     groups = [list(range(start, start + size)) for start in range(0, 32, size)]
-    if kind == "load" and len(groups) > 1:
-        paired = []
-        for first, second in zip(groups[::2], groups[1::2], strict=True):
-            both = first + second
+    on = [lane for lane in range(32) if active[lane]]
 
-            def agree(bit: int, lanes: list[int] = both) -> bool:
-                return all(
-                    addresses[lane] == addresses[lane ^ bit]
-                    for lane in lanes
-                    if active[lane] and active[lane ^ bit]
-                )
+    def agree(bit: int) -> bool:
+        return all(addresses[lane] == addresses[lane ^ bit] for lane in on if active[lane ^ bit])
 
-            paired += [both] if agree(1) or agree(2) else [first, second]
-        groups = paired
+    if kind == "load" and len(groups) > 1 and (agree(1) or agree(2)):
+        groups = [first + second for first, second in zip(groups[::2], groups[1::2], strict=True)]
     passes = conflicts = 0
     for group in groups:
         banks: dict[int, set[int]] = {}
@@ -48,6 +44,48 @@ def plain_passes(addresses: list[int], active: list[bool], width: int, kind: Kin
             cost = max(map(len, banks.values()))
             passes, conflicts = passes + cost, conflicts + cost - 1
     return passes, conflicts
+
+
+def plain_set(line: int) -> int:
+    """The tag set of a line: the exclusive or of what its address bits contribute, bit 7 first."""
+    number = 0
+    for bit, value in enumerate([0b01, 0b10, 0b01, 0b10, 0b11, 0b01, 0b10, 0b11]):
+        number ^= value if line >> bit & 1 else 0
+    return number
+
+
+def plain_copy(
+    targets: list[int], sources: list[int], active: list[bool], reads: list[bool], width: int, bypass: bool
+) -> tuple[int, int, int]:
+    """The copies' rule of the module's docstring for one warp: passes, conflicts and sectors."""
+    on = [lane for lane in range(32) if active[lane]]
+    if bypass:
+        taken: dict[int, int] = {}
+        for lane in on:
+            taken.setdefault(targets[lane], lane)
+        pairs = {(sources[lane] // 128, targets[lane] // 32) for lane in taken.values() if reads[lane]}
+        return 0, 0, len(pairs)
+    waiting: list[list[int]] = [[], [], [], []]
+    for lane in on:
+        line = sources[lane] // 128
+        if reads[lane] and line not in waiting[plain_set(line)]:
+            waiting[plain_set(line)].append(line)
+    lookup = {line: number for queue in waiting for number, line in enumerate(queue)}
+    banks = 128 // width
+    groups: dict[tuple[int, int], list[int]] = {}
+    for lane in on:
+        number = lookup[sources[lane] // 128] if reads[lane] else 0
+        groups.setdefault((lane // banks, number), []).append(lane)
+    passes = 0
+    for group in groups.values():
+        free: dict[tuple[str, int], int] = {}
+        for lane in group:
+            ports = [("to", targets[lane] // width % banks)]
+            ports += [("from", sources[lane] // width % banks)] if reads[lane] else []
+            turn = max(free.get(port, 0) for port in ports)
+            free |= dict.fromkeys(ports, turn + 1)
+        passes += max(free.values())
+    return passes, passes - len(groups), len({sources[lane] // 32 for lane in on if reads[lane]})
 
 
 def random_pattern(rng: Generator, width: int) -> np.ndarray:
@@ -75,7 +113,7 @@ def random_pattern(rng: Generator, width: int) -> np.ndarray:
 
 
 def random_mask(rng: Generator) -> np.ndarray:
-    masks = [
+    masks: list[np.ndarray] = [
         np.ones(32, bool),
         LANES % 2 == 1,
         rng.random(32) < 0.5,
@@ -105,7 +143,43 @@ def test_random_patterns_against_the_plain_rule(rng: Generator, width: int, kind
     for _ in range(2):
         shift = 4 * rng.integers(0, 1000, (warps, 1)) * max(1, width // 4)
         order = rng.permutation(warps)
-        assert memo.shared_passes((addresses + shift)[order], active[order], width, kind) == tuple(summed)
+        assert memo.shared_passes((addresses + shift)[order], active[order], width, kind) == tuple(
+            summed.tolist()
+        )
+
+
+@pytest.mark.parametrize("bypass", [False, True])
+@pytest.mark.parametrize("width", [4, 8, 16])
+def test_random_copies_against_the_plain_rule(rng: Generator, width: int, bypass: bool) -> None:
+    warps = 600
+    targets = np.stack([random_pattern(rng, width) for _ in range(warps)])
+    sources = np.stack([random_pattern(rng, width) * int(rng.choice([1, 1, 9, 33, 1024])) for _ in targets])
+    active = np.stack([random_mask(rng) for _ in range(warps)])
+    reads = np.where(rng.random((warps, 1)) < 0.5, True, rng.random((warps, 32)) < 0.7)
+    sources[~(active & reads)] = rng.integers(-(1 << 40), 1 << 40, int((~(active & reads)).sum()))
+    figures = np.stack(copy_figures(targets, sources, active, width, bypass=bypass, reads=reads), axis=1)
+    for warp in range(warps):
+        to, come, on, read = (part[warp].tolist() for part in (targets, sources, active, reads))
+        assert tuple(figures[warp]) == plain_copy(to, come, on, read, width, bypass), warp
+    memo = PatternMemo()
+    for _ in range(2):
+        order = rng.permutation(warps)
+        moved = (targets + 128 * rng.integers(0, 100, (warps, 1)))[order]
+        # This moves no address bit that the tag sets depend on.
+        far = (sources + (LINE_BYTES << len(TAG_SET_BITS)) * rng.integers(0, 100, (warps, 1)))[order]
+        found = memo.copy_figures(moved, far, active[order], width, bypass=bypass, reads=reads[order])
+        assert found == tuple(figures.sum(axis=0))
+    one = memo.copy_figures(targets[:1], sources[:1], active[:1], width, bypass=bypass, reads=reads[:1])
+    assert one == tuple(figures[0])
+    assert memo.copy_figures(targets[:0], sources[:0], None, width, bypass=bypass) == (0, 0, 0)
+
+
+def test_copies_without_masks_are_copies_of_all_lanes(rng: Generator) -> None:
+    targets, sources = (np.stack([random_pattern(rng, 16) for _ in range(50)]) for _ in range(2))
+    every = np.ones(targets.shape, dtype=bool)
+    figures = np.stack(copy_figures(targets, sources, None, 16))
+    assert np.array_equal(figures, np.stack(copy_figures(targets, sources, every, 16, reads=every)))
+    assert PatternMemo().copy_figures(targets, sources, None, 16) == tuple(figures.sum(axis=1))
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -99,18 +99,18 @@ class Tally:
         given: Array | None,
         mask: Mask | None,
     ) -> None:
-        """One `cp.async`: sectors read, and passes of the store into shared memory."""
+        """One `cp.async`: passes and sectors."""
         c = self.counters
         width = access.counted_width
         c.copies += lanes.warps
         c.copies_by_width[width] += lanes.warps
-        table, active = lanes.by_warp(target, mask)
-        passes, conflicts = self.memo.shared_passes(table, active, width, "store")
+        targets, active = lanes.by_warp(target, mask)
+        sources, _ = lanes.by_warp(source, mask)
+        reads = None if given is None else lanes.by_warp(lanes.spread(given) > 0, None)[0]
+        bypass = "cg" in access.instruction.modifiers
+        passes, conflicts, sectors = self.memo.copy_figures(
+            targets, sources, active, width, bypass=bypass, reads=reads
+        )
         c.copy_passes += passes
         c.copy_conflicts += conflicts
-        reads = mask
-        if given is not None:
-            reading = lanes.spread(given) > 0
-            reads = reading if mask is None else mask & reading
-        table, active = lanes.by_warp(source, reads)
-        c.copy_sectors += self.memo.global_sectors(table, active, width)
+        c.copy_sectors += sectors
