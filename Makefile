@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 # The oldest NVRTC that tilewave supports (PyTorch pins it): the compiler's tests run under it too.
 OLD_NVRTC := .cache/nvrtc-13.0.88
 
-.PHONY: run setup lint test test-all clean
+.PHONY: run setup lint test test-all resources clean
 
 run: setup
 	$(BIN)/tilewave ladder
@@ -37,6 +37,10 @@ test: lint $(OLD_NVRTC)/.ready
 test-all: lint $(OLD_NVRTC)/.ready
 	$(BIN)/pytest -n 2
 	TILEWAVE_NVRTC=$(OLD_NVRTC)/nvidia/cu13/lib $(BIN)/pytest -n 2 tests/compiler
+
+# The table of every rung's registers, spills and occupancy, by both compilers.
+resources: $(OLD_NVRTC)/.ready
+	$(BIN)/python benchmarks/resource_table.py --nvrtc $(OLD_NVRTC)/nvidia/cu13/lib
 
 clean:
 	rm -rf $(VENV) .cache build dist
