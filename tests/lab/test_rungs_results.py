@@ -96,13 +96,18 @@ def test_result_does_not_depend_on_the_arrangement_of_blocks(rung: Rung, rng: np
         (8, "As[c + 1][r] = v.y", "As[c + 1][r] = v.z"),
         (9, "i / 4 * (BM / 2)", "i / 4 * (BM / 4)"),
         (12, "store(buffer ^ 1)", "store(buffer)"),
-        (12, "k0 + BK < K;", "k0 + BK < K - 3;"),
+        (12, "k0 + BK < K;", "k0 + BK < K - 12;"),
+        (13, "wait_copies<STAGES - 2>()", "wait_copies<STAGES - 1>()"),
+        (14, "wait_copies<STAGES - 2>()", "wait_copies<STAGES - 1>()"),
+        (14, "copy((stage + STAGES - 1) % STAGES", "copy((stage + STAGES - 2) % STAGES"),
+        (15, "row0 + r < M && k0 + c < K", "row0 + r < M"),
+        (17, "i * (WM / TM) + ly", "i * (WM / TM) + ly / 2"),
     ],
 )
 def test_these_tests_see_a_planted_fault(number: int, old: str, new: str, rng: np.random.Generator) -> None:
     rung = get_rung(number)
     broken = compile_source(changed(rung, (old, new)), rung.entries, program(rung).arch)
-    m, n, k = rung.tile.bm + 3, rung.tile.bn + 3, 2 * max(rung.tile.bk, 4) + 3
+    m, n, k = rung.tile.bm + 3, rung.tile.bn + 3, max(2 * rung.tile.bk, 40) + 3
     a, b = draw_both(rng, m, n, k)
     try:
         result = multiply(rung, a, b, broken)

@@ -25,6 +25,7 @@ COUNTERS = frozenset(
         "copies",
         "copy_sectors",
         "copy_passes",
+        "copy_conflicts",
         *(f"{space}_{kind}s" for space in ("shared", "global", "local") for kind in ("load", "store")),
         *(f"{space}_{kind}_sectors" for space in ("global", "local") for kind in ("load", "store")),
         *(f"shared_{kind}_{what}" for kind in ("load", "store") for what in ("passes", "conflicts")),

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(THREADS, 2)
 sgemm_10_warp_tile(const float* A, const float* B, float* C, int M, int N, int K) {
   __shared__ __align__(16) float As[BK][BM];
   __shared__ __align__(16) float Bs[BK][BN];
-  const int tid = threadIdx.y * (BN / TN) + threadIdx.x;
+  const int tid = threadIdx.x;
   __builtin_assume(0 <= tid && tid < THREADS);  // lets the compiler unroll the copies
   const int warp = tid / 32, lane = tid % 32;
   const int wx = warp % (BN / WN), wy = warp / (BN / WN);  // the warp's place in the block
