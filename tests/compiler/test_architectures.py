@@ -5,8 +5,16 @@ from __future__ import annotations
 import re
 
 import pytest
+from compiler_kernels import COPY
 
-from tilewave.compiler import ARCHITECTURES, architectures, choose_arch, compiler_version
+from tilewave.compiler import (
+    ARCHITECTURES,
+    Source,
+    architectures,
+    choose_arch,
+    compile_source,
+    compiler_version,
+)
 from tilewave.compiler.toolchain import supported_architectures
 from tilewave.device import get_spec, spec_names
 from tilewave.errors import ToolchainError
@@ -88,6 +96,14 @@ def test_h084_ptx_that_the_driver_would_refuse(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(architectures, "compiler_version", lambda: "NVRTC 13.5.37")
     with pytest.raises(ToolchainError, match=r"supports CUDA 13\.0 and refuses PTX of CUDA 13\.5"):
         choose_arch((13, 0), (13, 0))
+
+
+def test_what_to_load_of_a_program() -> None:
+    program = compile_source(Source.from_text("copy.cu", COPY), ["copy"], "sm_90")
+    assert choose_arch((9, 0)).image_of(program) == program.cubin
+    image = choose_arch((99, 0)).image_of(program)
+    assert image.endswith(b"\0")
+    assert image[:-1].decode() == program.ptx
 
 
 def test_the_real_compiler_on_a_gpu_of_the_future() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from tilewave.compiler.records import Program
 from tilewave.compiler.toolchain import compiler_version, supported_architectures
 from tilewave.errors import ToolchainError
 
@@ -25,6 +26,10 @@ class ArchChoice:
     arch: str
     image: Literal["cubin", "ptx"]
     note: str = ""
+
+    def image_of(self, program: Program) -> bytes:
+        """What of a program, compiled for ``arch``, to hand to the driver's ``cuModuleLoadData``."""
+        return program.cubin if self.image == "cubin" else program.ptx.encode() + b"\0"
 
 
 def choose_arch(
