@@ -1,10 +1,13 @@
 """The truth table: hardware counters of known accesses and of every rung, beside the emulator's.
 
 Without a GPU:      python benchmarks/truth_table.py prepare --bundle build/truth
-On the GPU machine: python benchmarks/truth_table.py profile --bundle build/truth --out DIR --budget 240
+On the GPU machine: python benchmarks/truth_table.py profile --bundle build/truth --out DIR --budget 60
 Without a GPU:      python benchmarks/truth_table.py merge --bundle build/truth --hardware DIR/hardware.json
 
-`profile` needs ncu, numpy and cuda-bindings only. It saves after every run of ncu, and resumes from there.
+`prepare` plans what the committed table lacks: named maps and rungs (as they are now) that it does not have,
+and fresh random maps (`--random`: that many percent of the usual number). `profile` needs ncu, numpy and
+cuda-bindings only; it saves after every run of ncu, and resumes from there. `merge` adds the readings to the
+table; without `--hardware` it only makes the page anew.
 """
 
 from __future__ import annotations
@@ -19,10 +22,12 @@ from pathlib import Path
 
 from tilewave.errors import ToolchainError
 from tilewave.lab import ncu as profiler
+from tilewave.lab.probes.maps import LaneMap
 from tilewave.lab.truth import (
     METRICS,
     Plan,
     Planned,
+    digest_of,
     group_of,
     plan_maps,
     readings,
@@ -30,13 +35,14 @@ from tilewave.lab.truth import (
     select_metrics,
 )
 
-RANDOM_MAPS = {"shared_load": 120, "shared_store": 45, "global_load": 45, "global_store": 24, "copy": 24}
+RANDOM_MAPS = {"shared_load": 120, "shared_store": 45, "global_load": 45, "global_store": 24, "copy": 80}
 RUNG_SHAPES = ((256, 256, 256), (201, 333, 77))
 LAUNCHES_PER_RUN = {"rung": 13}
+TABLE = Path("benchmarks/results/truth_table_h200.json")
 
 
-def prepare(bundle: Path, seed: int) -> None:
-    """Compile probes and rungs and write the plan."""
+def prepare(bundle: Path, seed: int, random_percent: float) -> None:
+    """Compile probes and rungs and write the plan of what the table lacks."""
     from tilewave.compiler import compile_source
     from tilewave.lab.registry import load_rungs
     from tilewave.lab.truth_emulated import ARCH, compile_probes
@@ -44,8 +50,13 @@ def prepare(bundle: Path, seed: int) -> None:
     bundle.mkdir(parents=True, exist_ok=True)
     probes = compile_probes()
     (bundle / "access.cubin").write_bytes(probes.cubin)
-    maps, planned = [], []
-    for priority, batch in plan_maps(seed, RANDOM_MAPS):
+    maps: list[LaneMap] = []
+    planned: list[tuple[int, Planned]] = []
+    table = json.loads(TABLE.read_text()) if TABLE.exists() else {"maps": [], "rungs": []}
+    known = {(entry["kind"], entry["name"]) for entry in table["maps"]}
+    known_rungs = {(entry["rung"], entry["source"], tuple(entry["shape"])) for entry in table["rungs"]}
+    counts = {group: round(count * random_percent / 100) for group, count in RANDOM_MAPS.items()}
+    for priority, batch in plan_maps(seed, counts, known):
         kind = batch[0].kind
         indices = tuple(range(len(maps), len(maps) + len(batch)))
         maps += batch
@@ -54,12 +65,18 @@ def prepare(bundle: Path, seed: int) -> None:
         )
         planned.append((priority, launch))
     for rung in load_rungs():
+        digest = digest_of(rung.source().text)
+        shapes = [shape for shape in RUNG_SHAPES if (rung.title, digest, shape) not in known_rungs]
+        # A kernel with a schedule takes a workspace too, which `run_launches` does not make.
+        if not shapes or getattr(rung, "schedule", None) is not None:
+            continue
         program = compile_source(rung.source(), rung.entries, ARCH)
         cubin = f"{rung.file}bin"
         (bundle / cubin).write_bytes(program.cubin)
-        for m, n, k in RUNG_SHAPES:
+        for m, n, k in shapes:
             symbol = program.kernels[rung.entry_for(m, n, k)].symbol
-            launch = Planned(0, "rung", cubin, symbol, rung.grid(m, n), rung.block, rung.title, (), (m, n, k))
+            grid = rung.grid(m, n)
+            launch = Planned(0, "rung", cubin, symbol, grid, rung.block, rung.title, (), (m, n, k), digest)
             planned.append((1, launch))
     planned.sort(key=lambda pair: pair[0])
     launches = tuple(Planned(**{**vars(launch), "index": index}) for index, (_, launch) in enumerate(planned))
@@ -79,7 +96,9 @@ def profile(bundle: Path, out: Path, budget: float) -> None:
     interesting = sorted(
         name
         for name in available
-        if any(word in name for word in ("lsu", "ldgsts", "inst_executed", "shared"))
+        if any(
+            word in name for word in ("lsu", "ldgsts", "inst_executed", "shared", "data_bank", "xbar2l1tex")
+        )
     )
     (out / "metrics.txt").write_text("\n".join(interesting) + "\n")
     print(f"{executable}: {len(available)} metrics; {time.monotonic() - started:.1f} s", flush=True)
@@ -161,16 +180,17 @@ def main() -> None:
         command.add_argument("--bundle", type=Path, default=Path("build/truth"))
         if name == "prepare":
             command.add_argument("--seed", type=int, default=secrets.randbits(31))
+            command.add_argument("--random", type=float, default=100.0, help="percent")
         elif name == "profile":
             command.add_argument("--out", type=Path, required=True)
             command.add_argument("--budget", type=float, default=240, help="seconds")
         elif name == "launch":
             command.add_argument("--launches", required=True, help="indices, separated by commas")
         else:
-            command.add_argument("--hardware", type=Path, required=True)
+            command.add_argument("--hardware", type=Path)
     options = parser.parse_args()
     if options.command == "prepare":
-        prepare(options.bundle, options.seed)
+        prepare(options.bundle, options.seed, options.random)
     elif options.command == "profile":
         profile(options.bundle, options.out, options.budget)
     elif options.command == "launch":
@@ -180,7 +200,7 @@ def main() -> None:
     else:
         from truth_report import merge
 
-        merge(options.bundle, options.hardware)
+        merge(TABLE, options.bundle, options.hardware)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import defaultdict
 from pathlib import Path
@@ -13,12 +14,22 @@ import pytest
 from tilewave.emulator import Buffer, Counters, Memory, launch
 from tilewave.errors import UsageError
 from tilewave.lab.ncu import KernelCounters
-from tilewave.lab.probes.maps import GLOBAL_BYTES, KINDS, SHARED_BYTES, LaneMap, named_maps, random_maps
+from tilewave.lab.probes.maps import (
+    GLOBAL_BYTES,
+    KINDS,
+    SHARED_BYTES,
+    LaneMap,
+    named_maps,
+    random_maps,
+    repeated_maps,
+)
+from tilewave.lab.registry import load_rungs
 from tilewave.lab.truth import (
     METRICS,
     Plan,
     Planned,
-    combined,
+    comparable,
+    digest_of,
     digits_of,
     group_of,
     map_from_json,
@@ -27,9 +38,10 @@ from tilewave.lab.truth import (
     plan_maps,
     readings,
     run_launches,
+    rung_limits,
     select_metrics,
 )
-from tilewave.lab.truth_emulated import COUNTERS, emulate_maps, probe_module
+from tilewave.lab.truth_emulated import COUNTERS, emulate_maps, emulate_rung, probe_module
 
 Generator = np.random.Generator
 READINGS = Path(__file__).parents[2] / "benchmarks" / "results" / "truth_table_h200.json"
@@ -69,7 +81,8 @@ def test_a_plan_survives_json(rng: Generator, tmp_path: Path) -> None:
 def test_all_maps_are_planned_once() -> None:
     batches = plan_maps(3, dict.fromkeys(METRICS, 5))
     names = [(lane_map.kind, lane_map.name) for _, batch in batches for lane_map in batch]
-    assert len(names) == len(set(names)) == sum(len(list(named_maps(kind))) + 5 for kind in KINDS)
+    expected = sum(len(list(named_maps(kind))) + 5 + 2 * len(list(repeated_maps(kind))) for kind in KINDS)
+    assert len(names) == len(set(names)) == expected
     for _, batch in batches:
         assert len({lane_map.kind for lane_map in batch}) == 1
     # The same seed gives the same maps on every machine.
@@ -101,6 +114,19 @@ def test_a_rungs_counters_are_read_as_they_are() -> None:
     ]
 
 
+def test_what_is_known_is_not_planned_again() -> None:
+    first = {(m.kind, m.name) for _, batch in plan_maps(3, dict.fromkeys(METRICS, 5)) for m in batch}
+    second = [m for _, batch in plan_maps(4, dict.fromkeys(METRICS, 2), first) for m in batch]
+    assert {lane_map.name for lane_map in second} == {"random 5", "random 6"}
+    assert len(second) == 2 * len(KINDS)
+
+
+def test_a_digest_sees_code_and_no_comments() -> None:
+    code = "int a; // one\n/* two\n three */ int b;\n"
+    assert digest_of(code) == digest_of("int a;\n\n  int b; // else")
+    assert digest_of(code) != digest_of("int a; int c;")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_tables_cost_what_the_overhead_says(kind: str) -> None:
     """A probe none of whose lanes takes part costs an instruction and nothing else."""
@@ -109,14 +135,20 @@ def test_the_tables_cost_what_the_overhead_says(kind: str) -> None:
     for lane_map in off:
         figures = emulate_maps([lane_map])
         assert figures.pop("instructions") == 1
+        if "zfill" in kind:  # all lanes write zeros
+            figures = {"sectors": figures["sectors"]}
         assert not any(figures.values())
     assert overhead(group_of(kind), "passes") == 0
 
 
-def test_copies_add_their_two_ways() -> None:
-    figures = {"passes": 0, "passes_access": 0, "passes_bypass": 4, "sectors_access": 3, "sectors_bypass": 2}
-    assert combined(figures)["passes"] == 4
-    assert combined(figures)["sectors"] == 5
+def test_passes_of_copies_are_those_above_their_neighbours() -> None:
+    copy = next(iter(named_maps("copy_cg_16")))
+    figures = {"instructions": 1, "conflicts": 2, "all_passes": 9, "load_sectors": 7, "lookups": 3}
+    assert comparable(copy, figures) == {"instructions": 1, "passes": 5, "conflicts": 2, "sectors": 7}
+    idle = LaneMap("", copy.kind, copy.offsets, np.zeros(32, dtype=np.bool_), copy.sources)
+    assert comparable(idle, {**figures, "all_passes": 5})["passes"] == 0
+    load = next(iter(named_maps("shared_load_4")))
+    assert comparable(load, {"passes": 3, "requests": 1}) == {"passes": 3}
 
 
 class EmulatedGpu:
@@ -131,12 +163,15 @@ class EmulatedGpu:
         gpu = self
 
         class Array:
-            def __init__(self, buffer: Buffer) -> None:
+            def __init__(self, buffer: Buffer | int) -> None:
                 self.buffer = buffer
 
             @classmethod
             def empty(cls, device: object, shape: tuple[int, ...], dtype: type = np.float32) -> Array:
-                return cls(gpu.memory.empty(shape, dtype))
+                # Large allocations begin at a multiple of 2 MiB; the kernel takes an address.
+                buffer = gpu.memory.empty((2 * shape[0],), dtype)
+                start = -(-buffer.address // GLOBAL_BYTES) * GLOBAL_BYTES
+                return cls(start if 4 * shape[0] == GLOBAL_BYTES else buffer)
 
             @classmethod
             def from_numpy(cls, device: object, array: np.ndarray) -> Array:
@@ -175,9 +210,12 @@ class EmulatedGpu:
 
     def record(self, symbol: str, counters: Counters) -> None:
         group = group_of(symbol.removeprefix("probe_"))
-        names = {figure: METRICS[group][figure][0] for figure in COUNTERS[group] if figure in METRICS[group]}
-        values = {names[f]: getattr(counters, c) for f, c in COUNTERS[group].items() if f in names}
-        self.counters.append(KernelCounters(symbol, {name: float(value) for name, value in values.items()}))
+        values = {figure: getattr(counters, name) for figure, name in COUNTERS[group].items()}
+        if group == "copy":
+            values["all_passes"] = values.pop("passes") + 4 * counters.copies
+            values["load_sectors"] = values.pop("sectors") + counters.global_load_sectors
+        named = {METRICS[group][figure][0]: float(value) for figure, value in values.items()}
+        self.counters.append(KernelCounters(symbol, named))
 
 
 def test_launches_read_back_the_figures_of_every_map(
@@ -188,7 +226,8 @@ def test_launches_read_back_the_figures_of_every_map(
     maps: list[LaneMap] = []
     launches = []
     for index, kind in enumerate(kinds):
-        some = list(random_maps(kind, 1 if kind.startswith("copy") else 3, rng))
+        drawn = (lane_map for lane_map in random_maps(kind, 100, rng) if lane_map.mask_bits)
+        some = list(itertools.islice(drawn, 1 if kind.startswith("copy") else 3))
         indices = tuple(range(len(maps), len(maps) + len(some)))
         maps += some
         shape = (len(some), 1, 1)
@@ -204,8 +243,9 @@ def test_launches_read_back_the_figures_of_every_map(
         names = {figure: METRICS[planned.group][figure][0] for figure in METRICS[planned.group]}
         for map_index, figures in zip(planned.maps, readings(planned, counters, names), strict=True):
             expected = emulate_maps([plan.maps[map_index]])
-            assert figures == {figure: expected[figure] for figure in figures}
-            assert {"instructions"} < set(figures)
+            found = comparable(plan.maps[map_index], figures)
+            assert found == {figure: expected[figure] for figure in found}
+            assert {"instructions"} < set(found)
 
 
 @pytest.fixture(scope="module")
@@ -219,11 +259,76 @@ def table() -> dict[str, Any]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_emulator_counts_what_the_h200_counted(table: dict[str, Any], kind: str) -> None:
     entries = [entry for entry in table["maps"] if entry["kind"] == kind]
+    if "zfill" in kind and not entries:
+        pytest.skip("not read yet")
     assert len(entries) > 40
     wrong: dict[str, list[str]] = defaultdict(list)
+    compared = 0
     for entry in entries:
-        hardware = combined(entry["hardware"])
-        for figure, value in emulate_maps([map_from_json(entry)]).items():
-            if figure in hardware and hardware[figure] != value:
-                wrong[figure].append(f"{entry['name']}: H200 {hardware[figure]}, emulator {value}")
+        lane_map = map_from_json(entry)
+        emulator = emulate_maps([lane_map])
+        for figure, hardware in comparable(lane_map, entry["hardware"]).items():
+            compared += 1
+            if emulator[figure] != hardware:
+                wrong[figure].append(f"{lane_map.name}: H200 {hardware}, emulator {emulator[figure]}")
+    assert compared >= 2 * len(entries)
     assert not wrong, dict(wrong)
+
+
+RUNGS = {rung.title: rung for rung in load_rungs()}
+
+
+def entries_of(table: dict[str, Any], title: str) -> list[dict[str, Any]]:
+    """A rung's readings, if it still is what was read."""
+    digest = digest_of(RUNGS[title].source().text)
+    return [e for e in table["rungs"] if e["rung"] == title and e["source"] == digest]
+
+
+@pytest.mark.parametrize("title", RUNGS)
+def test_a_rung_counts_what_the_h200_counted(table: dict[str, Any], title: str) -> None:
+    entries = entries_of(table, title)
+    if not entries:
+        pytest.skip("not read as it is now")
+    for entry in entries:
+        hardware = entry["hardware"]
+        emulated = emulate_rung(RUNGS[title], tuple(entry["shape"]))
+        limits = rung_limits(emulated.counts, emulated.spills)
+        wrong = {
+            figure: (hardware[figure], limits[figure])
+            for figure in limits
+            if not limits[figure][0] <= hardware[figure] <= limits[figure][1]
+        }
+        assert not wrong, f"{entry['shape']}: (H200, (least, most) by the emulator): {wrong}"
+        # The passes beyond the emulator's are the profiler's conflicts beyond the emulator's.
+        passes, conflicts = (f"shared_store_{figure}" for figure in ("passes", "conflicts"))
+        assert hardware[passes] - limits[passes][0] == hardware[conflicts] - limits[conflicts][0]
+        if emulated.compiler == table["readings"][entry["reading"]]["compiler"]:
+            assert {name: count for name, count in emulated.counts.items() if count} == entry["emulator"]
+            assert emulated.classes == entry["classes"]
+            assert emulated.spills == entry["spills"]
+
+
+def test_most_rungs_are_compared(table: dict[str, Any]) -> None:
+    assert sum(bool(entries_of(table, title)) for title in RUNGS) >= 9
+
+
+def test_a_count_that_drifts_is_outside_the_limits(table: dict[str, Any]) -> None:
+    """The limits above are tight: one too many of anything that must be equal is seen."""
+    entry = next(e for e in table["rungs"] if not e["spills"])
+    counts = defaultdict(int, entry["emulator"])
+    right = rung_limits(counts, False)
+    for name in (
+        "thread_fma",
+        "shared_loads",
+        "shared_load_passes",
+        "shared_load_conflicts",
+        "shared_stores",
+        "shared_store_passes",
+        "global_loads",
+        "global_load_sectors",
+        "global_store_sectors",
+        "local_loads",
+        "copies",
+    ):
+        drifted = rung_limits(defaultdict(int, {**counts, name: counts[name] + 1}), False)
+        assert any(drifted[figure][0] > right[figure][0] for figure in right), name

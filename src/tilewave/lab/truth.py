@@ -7,9 +7,11 @@ profiler), `readings` turns the profiler's sums back into figures of single acce
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ import numpy as np
 
 from tilewave.errors import UsageError
 from tilewave.lab.ncu import KernelCounters
-from tilewave.lab.probes.maps import GLOBAL_BYTES, KINDS, LaneMap, named_maps, random_maps
+from tilewave.lab.probes.maps import GLOBAL_BYTES, KINDS, LaneMap, named_maps, random_maps, repeated_maps
 
 MAPS_PER_LAUNCH = 3
 DIGIT_BASE = 64
@@ -26,7 +28,6 @@ DIGIT_BASE = 64
 
 _LSU = "l1tex__data_pipe_lsu_wavefronts_mem_shared"
 _CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared"
-_COPY = "sm__sass_l1tex"
 
 METRICS: dict[str, dict[str, tuple[str, ...]]] = {
     "shared_load": {
@@ -51,30 +52,17 @@ METRICS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "copy": {
         "instructions": ("smsp__inst_executed_op_ldgsts.sum",),
-        "passes": (f"{_LSU}_op_ldgsts.sum",),
-        "conflicts": (f"{_CONFLICTS}_op_ldgsts.sum",),
         "all_passes": (f"{_LSU}.sum",),
-        "passes_access": (f"{_COPY}_data_pipe_lsu_wavefronts_mem_shared_op_ldgsts_cache_access.sum",),
-        "passes_bypass": (f"{_COPY}_data_pipe_lsu_wavefronts_mem_shared_op_ldgsts_cache_bypass.sum",),
-        "conflicts_bypass": (f"{_COPY}_data_bank_conflicts_pipe_lsu_mem_shared_op_ldgsts_cache_bypass.sum",),
-        "sectors_access": (
-            "l1tex__t_sectors_pipe_lsu_mem_global_op_ldgsts_cache_access.sum",
-            f"{_COPY}_t_sectors_pipe_lsu_mem_global_op_ldgsts_cache_access.sum",
-        ),
-        "sectors_bypass": (
-            "l1tex__t_sectors_pipe_lsu_mem_global_op_ldgsts_cache_bypass.sum",
-            f"{_COPY}_t_sectors_pipe_lsu_mem_global_op_ldgsts_cache_bypass.sum",
-        ),
-        "requests_access": (
-            "l1tex__t_requests_pipe_lsu_mem_global_op_ldgsts_cache_access.sum",
-            f"{_COPY}_t_requests_pipe_lsu_mem_global_op_ldgsts_cache_access.sum",
-        ),
-        "requests_bypass": (
-            "l1tex__t_requests_pipe_lsu_mem_global_op_ldgsts_cache_bypass.sum",
-            f"{_COPY}_t_requests_pipe_lsu_mem_global_op_ldgsts_cache_bypass.sum",
-        ),
+        "conflicts": (f"{_CONFLICTS}_op_ldgsts.sum",),
+        # This counter holds the sectors of copies too, of both ways (through L1 and past it).
         "load_sectors": ("l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",),
-        "load_instructions": ("smsp__inst_executed_op_shared_ld.sum",),
+        "load_requests": ("l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",),
+        "sectors_access": ("l1tex__t_sectors_pipe_lsu_mem_global_op_ldgsts_cache_access.sum",),
+        "requests_access": ("l1tex__t_requests_pipe_lsu_mem_global_op_ldgsts_cache_access.sum",),
+        "lookups": ("l1tex__t_output_wavefronts_pipe_lsu_mem_global_op_ldgsts_cache_access.sum",),
+        "set_conflicts": ("l1tex__t_set_conflicts_pipe_lsu_mem_global_op_ldgsts_cache_access.sum",),
+        "l2_sectors": ("l1tex__m_xbar2l1tex_read_sectors_pipe_lsu.sum",),
+        "bank_writes": ("l1tex__data_bank_writes.sum",),
     },
 }
 """For each kind of probe, the figures that are read, and the names under which the profiler may have them."""
@@ -99,10 +87,10 @@ METRICS["rung"] = {
     "local_stores": ("smsp__inst_executed_op_local_st.sum",),
     "local_store_sectors": ("l1tex__t_sectors_pipe_lsu_mem_local_op_st.sum",),
     "copies": METRICS["copy"]["instructions"],
-    "copy_passes": METRICS["copy"]["passes"],
-    "copy_passes_bypass": METRICS["copy"]["passes_bypass"],
+    "copy_conflicts": METRICS["copy"]["conflicts"],
     "copy_sectors_access": METRICS["copy"]["sectors_access"],
-    "copy_sectors_bypass": METRICS["copy"]["sectors_bypass"],
+    "all_passes": METRICS["copy"]["all_passes"],
+    "barriers": ("smsp__inst_executed_op_barrier.sum", "smsp__inst_executed_pipe_adu.sum"),
     "fp32_pipe": ("smsp__inst_executed_pipe_fma.sum",),
     "integer_pipe": ("smsp__inst_executed_pipe_alu.sum",),
     "uniform_pipe": ("smsp__inst_executed_pipe_uniform.sum",),
@@ -129,6 +117,8 @@ class Planned:
     label: str
     maps: tuple[int, ...] = ()
     shape: tuple[int, int, int] | None = None
+    source: str = ""
+    """For a rung, `digest_of` its source."""
 
     @property
     def repeats(self) -> tuple[int, ...]:
@@ -191,17 +181,32 @@ def map_from_json(entry: Mapping[str, Any]) -> LaneMap:
     return LaneMap(entry["name"], entry["kind"], offsets, active, sources)
 
 
-def plan_maps(seed: int, random_per_kind: Mapping[str, int]) -> list[tuple[int, list[LaneMap]]]:
-    """All maps in batches for one launch each, with the priority of the launch (0 is read first)."""
+def digest_of(source: str) -> str:
+    """A short digest of CUDA source that comments and white space do not change."""
+    code = re.sub(r"//.*?$|/\*.*?\*/", " ", source, flags=re.MULTILINE | re.DOTALL)
+    return hashlib.sha256(" ".join(code.split()).encode()).hexdigest()[:16]
+
+
+def plan_maps(
+    seed: int, random_per_kind: Mapping[str, int], known: Container[tuple[str, str]] = ()
+) -> list[tuple[int, list[LaneMap]]]:
+    """All maps in batches for one launch each, with the priority of the launch (0 is read first).
+
+    Maps whose (kind, name) is `known` are left out, and the random ones get numbers that are not known.
+    """
     rng = np.random.default_rng(seed)
     batches = []
     for kind in KINDS:
-        named = list(named_maps(kind))
-        drawn = list(random_maps(kind, random_per_kind[group_of(kind)], rng))
+        named = [lane_map for lane_map in named_maps(kind) if (kind, lane_map.name) not in known]
+        first = next(index for index in itertools.count() if (kind, f"random {index}") not in known)
+        drawn = list(random_maps(kind, random_per_kind[group_of(kind)], rng, first))
         # Two copies in flight would disturb each other's counts: one map a launch.
         size = 1 if kind.startswith("copy") else MAPS_PER_LAUNCH
-        for priority, maps in ((0 if kind.startswith("shared_load") else 1, named), (2, drawn)):
+        rules_are_new = kind.startswith(("copy", "shared_load_16"))
+        for priority, maps in ((0, named), (1 if rules_are_new else 2, drawn)):
             batches += [(priority, maps[i : i + size]) for i in range(0, len(maps), size)]
+        if kind.startswith("copy"):
+            batches += [(0, [*pair]) for pair in repeated_maps(kind) if (kind, pair[1].name) not in known]
     return batches
 
 
@@ -249,7 +254,7 @@ def probe_tables(plan: Plan, planned: Planned, repeats: Sequence[int] | None = N
 def overhead(group: str, figure: str) -> int:
     """What a block's own reading of its tables adds to a counter (see access.cu)."""
     if group == "copy":
-        return {"load_sectors": 10, "load_instructions": 0}.get(figure, 0)
+        return {"load_sectors": 10, "load_requests": 4, "l2_sectors": 10}.get(figure, 0)
     return {
         ("global_load", "instructions"): 3,
         ("global_load", "requests"): 3,
@@ -290,13 +295,25 @@ def readings(planned: Planned, counters: KernelCounters, metrics: Mapping[str, s
     return entries
 
 
-def combined(figures: Mapping[str, int]) -> dict[str, int]:
-    """A map's figures; for copies the two ways (through L1 and past it) make up `passes` and `sectors`."""
-    result = dict(figures)
-    for name in ("passes", "conflicts", "sectors", "requests"):
-        ways = [figures[key] for key in (f"{name}_access", f"{name}_bypass") if key in figures]
-        if ways:
-            result[name] = max(figures.get(name, 0), sum(ways))
+SLOTS_BESIDE_A_COPY = 4
+"""Passes of other instructions of each copy: three shared loads without a lane, which the assembler puts in
+front of it, and LDGDEPBAR behind it."""
+
+
+def comparable(lane_map: LaneMap, figures: Mapping[str, int]) -> dict[str, int]:
+    """A map's figures under the emulator's names.
+
+    Copies past L1 have no counter of passes of their own: theirs are what the counter of all passes shows
+    above the instructions beside the copy. In that counter an instruction without active lanes takes one, as
+    it does not in those of single kinds.
+    """
+    result = {
+        name: figures[name] for name in ("instructions", "passes", "conflicts", "sectors") if name in figures
+    }
+    if lane_map.space == "copy":
+        idle = not (lane_map.active.any() or "zfill" in lane_map.kind)
+        result["passes"] = figures["all_passes"] - SLOTS_BESIDE_A_COPY - idle
+        result["sectors"] = figures["load_sectors"]
     return result
 
 
@@ -307,3 +324,52 @@ def digits_of(total: int, count: int) -> list[int]:
         total, digit = divmod(total, DIGIT_BASE)
         digits.append(digit)
     return [*digits, total]
+
+
+IDLE_LOADS_PER_COPY = 3
+"""Shared loads without a lane that the assembler puts in front of a copy at most."""
+
+STRAY_STORE_PASSES = 0.05
+"""Extra passes of stores, as a share, that other traffic of the same SM may cause."""
+
+SKIPPED_LOADS = 1.4
+"""How many times the global accesses that have an active lane those may be that the hardware issues."""
+
+SASS_PER_PTX = (0.7, 1.15)
+"""Machine instructions of a launch in terms of its PTX instructions: the least and the most."""
+
+
+def rung_limits(counts: Mapping[str, int], spills: bool) -> dict[str, tuple[int, int]]:
+    """For each figure of the profiler for a rung, the least and the most that the emulator's counts allow.
+
+    `spills` says whether the machine code keeps registers in local memory, which PTX does not.
+    docs/truth-table.md explains every figure that may differ.
+    """
+    exact = (
+        "thread_fma",
+        "shared_load_passes",
+        "shared_load_conflicts",
+        "shared_stores",
+        "global_store_sectors",
+        "copies",
+    )
+    limits = {name: (counts[name], counts[name]) for name in exact}
+    loads, copies = counts["shared_loads"], counts["copies"]
+    limits["shared_loads"] = loads, loads + IDLE_LOADS_PER_COPY * copies
+    passes, conflicts = counts["shared_store_passes"], counts["shared_store_conflicts"]
+    stray = int(STRAY_STORE_PASSES * passes)
+    limits["shared_store_passes"] = passes, passes + stray
+    limits["shared_store_conflicts"] = conflicts, conflicts + stray
+    sectors = counts["global_load_sectors"] + counts["copy_sectors"]
+    limits["global_load_sectors"] = sectors, sectors
+    for name in ("global_load", "global_store"):
+        count = counts[f"{name}s"]
+        limits[f"{name}s"] = count, int(SKIPPED_LOADS * count)
+        limits[f"{name}_requests"] = count, count + (copies if name == "global_load" else 0)
+    if not spills:
+        local = ("local_loads", "local_load_sectors", "local_stores", "local_store_sectors")
+        limits |= {name: (counts[name], counts[name]) for name in local}
+    least, most = SASS_PER_PTX
+    total = counts["warp_instructions"]
+    limits["warp_instructions"] = int(least * total), int(most * total)
+    return limits

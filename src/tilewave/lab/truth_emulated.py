@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -29,7 +30,12 @@ COUNTERS = {
     },
     "global_load": {"instructions": "global_loads", "sectors": "global_load_sectors"},
     "global_store": {"instructions": "global_stores", "sectors": "global_store_sectors"},
-    "copy": {"instructions": "copies", "passes": "copy_passes", "sectors": "copy_sectors"},
+    "copy": {
+        "instructions": "copies",
+        "passes": "copy_passes",
+        "conflicts": "copy_conflicts",
+        "sectors": "copy_sectors",
+    },
 }
 """For each kind of probe, the emulator's counter of each figure."""
 
@@ -44,10 +50,12 @@ def emulate_maps(maps: Sequence[LaneMap]) -> dict[str, int]:
     plan = Plan("", ARCH, 0, tuple(maps), (planned,))
     memory = Memory()
     tables = [memory.put(table) for table in probe_tables(plan, planned, repeats=[1] * len(maps))]
-    data = memory.empty(GLOBAL_BYTES // 4, name="data")
+    # As on the GPU the address is a multiple of the size: tag sets depend on its bits.
+    data = memory.empty(2 * GLOBAL_BYTES // 4, name="data")
+    address = -(-data.address // GLOBAL_BYTES) * GLOBAL_BYTES
     sums = memory.empty(32 * len(maps), np.uint32, name="sums")
     result = launch(
-        probe_module(), planned.symbol, planned.grid, planned.block, [*tables, data, sums, 0], memory
+        probe_module(), planned.symbol, planned.grid, planned.block, [*tables, address, sums, 0], memory
     )
     return {
         figure: int(getattr(result.counters, counter)) - overhead(group, figure) * len(maps)
@@ -55,18 +63,31 @@ def emulate_maps(maps: Sequence[LaneMap]) -> dict[str, int]:
     }
 
 
-def emulate_rung(rung: Rung, shape: tuple[int, int, int]) -> dict[str, int]:
-    """The emulator's counters of a rung's whole launch."""
+@dataclass(frozen=True)
+class EmulatedRung:
+    """A whole launch of a rung in the emulator."""
+
+    compiler: str
+    counts: dict[str, int]
+    classes: dict[str, int]
+    spills: bool
+
+
+def emulate_rung(rung: Rung, shape: tuple[int, int, int]) -> EmulatedRung:
+    """Compile a rung and execute all its blocks."""
     m, n, k = shape
     entry = rung.entry_for(m, n, k)
     program = compile_source(rung.source(), rung.entries, ARCH)
+    kernel = program.kernels[entry]
     memory = Memory()
     rng = np.random.default_rng()
     operands = [memory.put(rng.standard_normal(extent, dtype=np.float32)) for extent in ((m, k), (k, n))]
     arguments = [*operands, memory.empty((m, n), name="C"), m, n, k]
-    symbol = program.kernels[entry].symbol
-    counters = launch(program.ptx, symbol, rung.grid(m, n), rung.block, arguments, memory).counters
-    return {name: int(value) for name, value in vars(counters).items() if isinstance(value, (int, float))}
+    counters = launch(program.ptx, kernel.symbol, rung.grid(m, n), rung.block, arguments, memory).counters
+    counts = {name: value for name, value in vars(counters).items() if isinstance(value, int)}
+    resources = kernel.resources
+    spills = resources.spill_store_bytes + resources.spill_load_bytes > 0
+    return EmulatedRung(program.compiler, counts, dict(counters.warp_instructions_by_class), spills)
 
 
 def compile_probes() -> Program:

@@ -59,6 +59,11 @@ static __device__ __forceinline__ u32 shared_address(const void* pointer) {
     asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p cp.async." kind ".shared.global [%0], [%1], " #bytes \
                  "; cp.async.commit_group; cp.async.wait_group 0; }"                                            \
                  : : "r"(shared), "l"(source), "r"(on) : "memory")
+// All lanes take part; those that are not on read nothing and write zeros.
+#define COPY_OR_ZERO(kind, bytes)                                                                               \
+    asm volatile("{ .reg .u32 n; mul.lo.u32 n, %2, " #bytes "; cp.async." kind                                  \
+                 ".shared.global [%0], [%1], " #bytes ", n; cp.async.commit_group; cp.async.wait_group 0; }"    \
+                 : : "r"(shared), "l"(source), "r"(on) : "memory")
 
 PROBE(shared_load_4, LOAD_1_WORD("shared", "r", shared))
 PROBE(shared_load_8, LOAD_2_WORDS("shared", "r", shared))
@@ -76,3 +81,5 @@ PROBE(copy_ca_4, COPY("ca", 4))
 PROBE(copy_ca_8, COPY("ca", 8))
 PROBE(copy_ca_16, COPY("ca", 16))
 PROBE(copy_cg_16, COPY("cg", 16))
+PROBE(copy_zfill_ca_4, COPY_OR_ZERO("ca", 4))
+PROBE(copy_zfill_cg_16, COPY_OR_ZERO("cg", 16))

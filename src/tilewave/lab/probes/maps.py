@@ -8,7 +8,7 @@ emulator.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -19,16 +19,19 @@ Mask = npt.NDArray[np.bool_]
 SHARED_BYTES = 16384
 """Shared memory of a probe's block: offsets stay below it."""
 
-GLOBAL_BYTES = 1 << 20
-"""Size of the global buffer that probes access."""
+GLOBAL_BYTES = 1 << 21
+"""Size of the global buffer that probes access: a page of GPU memory, so its address is a multiple of it."""
 
 KINDS = (
     *(f"shared_{what}_{width}" for what in ("load", "store") for width in (4, 8, 16)),
     *(f"global_{what}_{width}" for what in ("load", "store") for width in (4, 8, 16)),
     *(f"copy_ca_{width}" for width in (4, 8, 16)),
     "copy_cg_16",
+    "copy_zfill_ca_4",
+    "copy_zfill_cg_16",
 )
-"""The probes of `access.cu`, each the kernel `probe_<kind>`: space, what it does, bytes per lane."""
+"""The probes of `access.cu`, each the kernel `probe_<kind>`: space, what it does, bytes per lane. In the last
+two all lanes take part, and those that are not active write zeros."""
 
 _LANE = np.arange(32)
 _BIT = [(_LANE >> i) & 1 for i in range(5)]
@@ -94,6 +97,9 @@ def shared_patterns() -> dict[str, Lanes]:
         "lane^1 in one half, lane^2 in the other": np.where(half == 0, pairs, lane2),
         "lane^1 in one quarter, lane^2 in the next": np.where(quarter % 2 == 0, pairs, lane2),
         "lane^1 in the first quarter only": np.where(quarter == 0, pairs, _LANE),
+        "lane^1 in three quarters": np.where(quarter < 3, pairs, _LANE),
+        "lane^1 in one half, one place in the other": np.where(half == 0, pairs, 20),
+        "lane^2 in one half, one place in the other": np.where(half == 0, 20, lane2),
         "lane^1 but for lane 5": np.where(_LANE == 5, 40, pairs),
         # Merged groups that conflict: across the two (in the same banks), within each, both.
         "lane^1, conflict across": quarter * 8 + in_quarter // 2,
@@ -135,7 +141,13 @@ def masks() -> dict[str, Mask]:
 
 
 _MASKED = ("contiguous", "one place for all", "stride 2", "lane^1 shares", "lane^2 shares", "lane^3 shares")
+_MASKED_LOADS = ("lane^1 in one half, lane^2 in the other", "lane^1 but for lane 5")
 _ALL = np.ones(32, dtype=np.bool_)
+_REPEATED = (
+    "contiguous from contiguous",
+    "contiguous from stride 257",
+    "contiguous from 8 rows of 4, stride 33",
+)
 
 
 def named_maps(kind: str) -> Iterator[LaneMap]:
@@ -146,7 +158,7 @@ def named_maps(kind: str) -> Iterator[LaneMap]:
         for name, places in patterns.items():
             yield LaneMap(name, kind, places * width, _ALL, 0 * _LANE)
         for mask_name, mask in masks().items():
-            for name in _MASKED:
+            for name in _MASKED + (_MASKED_LOADS if kind.startswith("shared_load") else ()):
                 yield LaneMap(f"{name}; {mask_name}", kind, patterns[name] * width, mask, 0 * _LANE)
     elif kind.startswith("global"):
         for name, offsets in _global_patterns(width).items():
@@ -154,6 +166,8 @@ def named_maps(kind: str) -> Iterator[LaneMap]:
         for mask_name, mask in masks().items():
             for name in ("contiguous", "one element off", "stride 3"):
                 yield LaneMap(f"{name}; {mask_name}", kind, _global_patterns(width)[name], mask, 0 * _LANE)
+    elif "zfill" in kind:
+        yield from _zero_fills(kind, width)
     else:
         yield from _copies(kind, width)
 
@@ -175,6 +189,14 @@ def _global_patterns(width: int) -> dict[str, Lanes]:
         "8 rows of 4, stride 33": _LANE // 4 * 33 + _LANE % 4,
     }
     return {name: np.asarray(places * width, dtype=np.int64) for name, places in elements.items()}
+
+
+def _zero_fills(kind: str, width: int) -> Iterator[LaneMap]:
+    sources = _global_patterns(width)
+    for mask_name, mask in masks().items():
+        for name in ("contiguous", "one place for all", "8 rows of 4, stride 33"):
+            yield LaneMap(f"contiguous from {name}; {mask_name}", kind, _LANE * width, mask, sources[name])
+        yield LaneMap(f"stride 8; {mask_name}", kind, _LANE * 8 * width, mask, _LANE * width)
 
 
 def _copies(kind: str, width: int) -> Iterator[LaneMap]:
@@ -202,16 +224,48 @@ def _copies(kind: str, width: int) -> Iterator[LaneMap]:
     for mask_name, mask in masks().items():
         yield LaneMap(f"contiguous; {mask_name}", kind, _LANE * width, mask, _LANE * width)
         yield LaneMap(f"stride 8; {mask_name}", kind, _LANE * 8 * width, mask, _LANE * width)
+    if width == 4:
+        # Four lines of 8 lanes each, all in different banks: one lookup only if their tag sets differ.
+        for low in (0, 1):
+            for high in range(2, (GLOBAL_BYTES // 128).bit_length() - 1):
+                lines = (_BIT[3] << low) + (_BIT[4] << high)
+                name = f"contiguous from four lines, address bits {7 + low} and {7 + high}"
+                yield LaneMap(name, kind, _LANE * width, _ALL, lines * 128 + _LANE * width)
 
 
-def random_maps(kind: str, count: int, rng: np.random.Generator) -> Iterator[LaneMap]:
+def repeated_maps(kind: str) -> Iterator[tuple[LaneMap, LaneMap]]:
+    """Copies to be made once, and the same copies to be repeated, when L1 holds their source."""
+    for lane_map in named_maps(kind):
+        if lane_map.name in _REPEATED:
+            once, repeated = (f"{lane_map.name}, {how}" for how in ("once", "repeated"))
+            yield replace(lane_map, name=once), replace(lane_map, name=repeated)
+
+
+def random_maps(kind: str, count: int, rng: np.random.Generator, first: int = 0) -> Iterator[LaneMap]:
     """Random maps: scattered, strided, permuted, with shared places of many structures, randomly masked."""
     width = int(kind.rsplit("_", 1)[1])
     limit = (SHARED_BYTES if not kind.startswith("global") else GLOBAL_BYTES) // width
-    for index in range(count):
-        places = random_places(rng) % limit
-        sources = random_places(rng) * width if kind.startswith("copy") else 0 * _LANE
-        yield LaneMap(f"random {index}", kind, places * width, random_mask(rng), sources)
+    for index in range(first, first + count):
+        places, sources = random_places(rng) % limit, 0 * _LANE
+        if kind.startswith("copy"):
+            # As in a kernel half of the time: no two lanes write to one place.
+            places = random_rows(rng, limit) if rng.random() < 0.5 else places
+            sources = random_places(rng)
+            if rng.random() < 0.7:
+                sources = random_rows(rng, GLOBAL_BYTES // width)
+        yield LaneMap(f"random {index}", kind, places * width, random_mask(rng), sources * width)
+
+
+def random_rows(rng: np.random.Generator, limit: int) -> Lanes:
+    """32 different places below `limit`: rows of 1 to 32, scattered or with one pitch between them."""
+    row = int(rng.choice([1, 2, 4, 8, 16, 32]))
+    rows = 32 // row
+    if rng.random() < 0.5:
+        starts = rng.permutation(limit // row)[:rows] * row
+    else:
+        starts = np.arange(rows) * int(rng.integers(row, limit // rows + 1))
+    places = np.asarray(starts[_LANE // row] + _LANE % row, dtype=np.int64)
+    return places if rng.random() < 0.7 else rng.permutation(places)
 
 
 def random_places(rng: np.random.Generator) -> Lanes:
