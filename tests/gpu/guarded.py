@@ -8,6 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewave.compiler import Program, compile_source
+from tilewave.device import query_device
+from tilewave.lab.launches import launch_of
+from tilewave.lab.measure import workspace_arguments
 from tilewave.lab.registry import Rung
 from tilewave.runtime.driver import Device, DeviceArray, Module, Stream
 
@@ -47,12 +50,12 @@ def guarded_product(
     """a @ b by a rung on the GPU; elements never written stay NaN. Fails if a guard zone was written."""
     (m, k), n = a.shape, b.shape[1]
     program = program_of(rung, arch)
-    function = Module(device, program.cubin).function(program.kernels[rung.entry_for(m, n, k)].symbol)
+    planned = launch_of(rung, m, n, k, query_device(device.ordinal))
+    function = Module(device, program.cubin).function(program.kernels[planned.entry].symbol)
     poison = np.full((m, n), np.nan, np.float32)
     left, right, out = (Guarded(device, matrix) for matrix in (a, b, poison))
-    launch = function.prepare(
-        rung.grid(m, n), rung.block, [left.matrix, right.matrix, out.matrix, m, n, k], stream
-    )
+    arguments = [left.matrix, right.matrix, out.matrix, m, n, k, *workspace_arguments(planned, device)]
+    launch = function.prepare(planned.grid, planned.block, arguments, stream)
     launch()
     c = out.matrix.to_numpy()
     for name, guarded in (("A", left), ("B", right), ("C", out)):

@@ -52,14 +52,19 @@ def test_right_at_every_edge_and_inside_the_operands(
 @RUNGS
 @pytest.mark.parametrize("scale", [0, -70], ids=["normal", "subnormal"])
 def test_bits_equal_the_emulators(
-    rung: Rung, device: Device, stream: Stream, arch: str, rng: np.random.Generator, scale: int
+    rung: Rung,
+    device: Device,
+    stream: Stream,
+    arch: str,
+    spec: DeviceSpec,
+    rng: np.random.Generator,
+    scale: int,
 ) -> None:
     for m, n, k in ragged_shapes(rung):
         a = np.ldexp(rng.standard_normal((m, k), dtype=np.float32), scale).astype(np.float32)
         b = np.ldexp(rng.standard_normal((k, n), dtype=np.float32), scale).astype(np.float32)
         program = program_of(rung, arch)
-        symbol = program.kernels[rung.entry_for(m, n, k)].symbol
-        emulated = product(rung, program.ptx, symbol, a, b, exact_fma=True)
+        emulated = product(rung, program, a, b, spec, exact_fma=True)
         real = guarded_product(device, stream, rung, arch, a, b)
         if scale:
             tiny = np.finfo(np.float32).tiny
@@ -95,5 +100,5 @@ def test_the_driver_agrees_with_the_compilers_log(
         function = Module(device, program.cubin).function(kernel.symbol)
         assert function.attribute("NUM_REGS") == kernel.resources.registers
         assert function.attribute("SHARED_SIZE_BYTES") == kernel.resources.static_shared_bytes
-        assert function.attribute("MAX_THREADS_PER_BLOCK") >= rung.threads
+        assert function.attribute("MAX_THREADS_PER_BLOCK") >= rung.threads_of(entry)
         assert kernel.resources.registers <= spec.registers_per_thread

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tilewave.compiler import Program, Source, compile_source
+from tilewave.device import DeviceSpec, get_spec
 from tilewave.emulator import LaunchResult, Memory, launch
+from tilewave.lab.emulate import workspace_arguments
+from tilewave.lab.launches import launch_of, sample_of_cut
 from tilewave.lab.registry import Rung
 
 Float32 = npt.NDArray[np.float32]
 
 GB10 = "sm_121"
+GPU = get_spec("GB10")
 PAD = 64
 """Floats before and after each operand in its buffer: a multiple of four keeps the operand on 16 bytes."""
 
@@ -55,7 +60,9 @@ def draw_both(rng: np.random.Generator, m: int, n: int, k: int) -> tuple[Float32
     return a, b
 
 
-def multiply(rung: Rung, a: Float32, b: Float32, built: Program | None = None) -> Float32:
+def multiply(
+    rung: Rung, a: Float32, b: Float32, built: Program | None = None, spec: DeviceSpec = GPU, **options: Any
+) -> Float32:
     """A B by the rung's kernel in the emulator: A and B amid NaNs, C amid values that must survive."""
     (m, k), n = a.shape, b.shape[1]
     built = built or program(rung)
@@ -65,8 +72,10 @@ def multiply(rung: Rung, a: Float32, b: Float32, built: Program | None = None) -
     frame[PAD:-PAD] = np.nan
     out = memory.put(frame, name="C")
     addresses = [buffer.address + 4 * PAD for buffer in (*buffers, out)]
-    symbol = built.kernels[rung.entry_for(m, n, k)].symbol
-    launch(built.ptx, symbol, rung.grid(m, n), rung.block, [*addresses, m, n, k], memory, count=False)
+    planned = launch_of(rung, m, n, k, spec)
+    symbol = built.kernels[planned.entry].symbol
+    arguments = [*addresses, m, n, k, *workspace_arguments(planned, memory)]
+    launch(built.ptx, symbol, planned.grid, planned.block, arguments, memory, count=False, **options)
     written = memory.get(out)
     assert (written[:PAD] == FRAME).all(), "the kernel wrote before C"
     assert (written[-PAD:] == FRAME).all(), "the kernel wrote behind C"
@@ -78,13 +87,18 @@ def count(
     m: int,
     n: int,
     k: int,
-    blocks: int | Sequence[int] | None = None,
+    blocks: int | Sequence[int] | Mapping[int, float] | None = None,
     built: Program | None = None,
 ) -> LaunchResult:
     """Counters of a product of zeros (no counter depends on the values); ``blocks`` samples the launch."""
     built = built or program(rung)
     memory = Memory()
     a, b = memory.put(np.zeros((m, k), np.float32)), memory.put(np.zeros((k, n), np.float32))
-    arguments = [a, b, memory.empty((m, n), np.float32), m, n, k]
-    symbol = built.kernels[rung.entry_for(m, n, k)].symbol
-    return launch(built.ptx, symbol, rung.grid(m, n), rung.block, arguments, memory, blocks=blocks)
+    planned = launch_of(rung, m, n, k, GPU)
+    arguments = [a, b, memory.empty((m, n), np.float32), m, n, k, *workspace_arguments(planned, memory)]
+    symbol = built.kernels[planned.entry].symbol
+    if planned.cut is not None and isinstance(blocks, int):
+        blocks = {
+            block: number / len(kind) for kind, number in sample_of_cut(planned, blocks) for block in kind
+        }
+    return launch(built.ptx, symbol, planned.grid, planned.block, arguments, memory, blocks=blocks)

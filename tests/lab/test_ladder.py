@@ -20,6 +20,7 @@ from tilewave.errors import CompileError, MeasurementError
 from tilewave.lab import emulate, ladder, measure
 from tilewave.lab.judge import judge
 from tilewave.lab.ladder import Gpu, run_ladder
+from tilewave.lab.launches import launch_of
 from tilewave.lab.records import Check, Row, Speed, load_ladder
 from tilewave.lab.registry import get_rung, load_rungs
 
@@ -266,7 +267,7 @@ def test_a_compile_error_comes_back_from_a_worker_with_its_log() -> None:
 
 def test_ragged_shapes_reach_every_kernel_of_a_rung() -> None:
     for rung in load_rungs():
-        reached = {rung.entry_for(*shape) for shape in emulate.ragged_shapes(rung)}
+        reached = {launch_of(rung, *shape, SPEC).entry for shape in emulate.ragged_shapes(rung)}
         assert reached == set(rung.entries)
         for m, n, k in emulate.ragged_shapes(rung):
             assert m % rung.tile.bm

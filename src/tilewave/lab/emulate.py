@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewave.compiler import Kernel, Program, compile_source, occupancy
-from tilewave.device import DeviceSpec
-from tilewave.emulator import Counters, Memory, launch
+from tilewave.device import DeviceSpec, get_spec
+from tilewave.emulator import Buffer, Counters, Memory, launch
+from tilewave.lab.launches import RungLaunch, launch_of, sample_of_cut
 from tilewave.lab.records import Build, Check, Counted
 from tilewave.lab.registry import Rung
 from tilewave.precision import error_in_bounds
@@ -20,14 +21,17 @@ from tilewave.precision import error_in_bounds
 SAMPLED_BLOCKS = 2
 #: Launches of so few threads are executed whole.
 FULL_THREADS = 16_384
+_DEFAULT_GPU = "GB10"
 
 
 def build(rung: Rung, spec: DeviceSpec, arch: str, size: int) -> tuple[Program, Kernel, Build]:
     """Compile a rung, and work out how its kernel for N = M = K = ``size`` fits on an SM of ``spec``."""
     program = compile_source(rung.source(), rung.entries, arch)
-    kernel = program.kernels[rung.entry_for(size, size, size)]
+    entry = launch_of(rung, size, size, size, spec).entry
+    kernel = program.kernels[entry]
     resources = kernel.resources
-    fit = occupancy(resources, rung.threads, spec)
+    threads = rung.threads_of(entry)
+    fit = occupancy(resources, threads, spec)
     return (
         program,
         kernel,
@@ -39,7 +43,7 @@ def build(rung: Rung, spec: DeviceSpec, arch: str, size: int) -> tuple[Program, 
             spill_store_bytes=resources.spill_store_bytes,
             spill_load_bytes=resources.spill_load_bytes,
             shared_bytes=resources.static_shared_bytes,
-            threads=rung.threads,
+            threads=threads,
             blocks_per_sm=fit.blocks_per_sm,
             occupancy=fit.fraction,
             limited_by=fit.limiting,
@@ -59,60 +63,92 @@ def ragged_shapes(rung: Rung) -> tuple[tuple[int, int, int], ...]:
     if rung.needs is None:
         return (odd,)
     n, k = rung.needs.n_multiple, rung.needs.k_multiple
-    return (odd, (tile.bm + 3, tile.bn // n * n + n, tile.bk // k * k + k))
+    small = (odd, (tile.bm + 3, tile.bn // n * n + n, tile.bk // k * k + k))
+    if rung.alternative is None:
+        return small
+    # On 48 SMs a selector takes its large tile for 45 tiles of few slices, and its small one for the others.
+    return (*small, (8 * tile.bm + 1, 4 * tile.bn + 1, tile.bk + 3), (8 * tile.bm + 1, 4 * tile.bn + n, k))
 
 
-def check(rung: Rung, program: Program, rng: np.random.Generator) -> tuple[Check, ...]:
+def check(
+    rung: Rung, program: Program, rng: np.random.Generator, spec: DeviceSpec | None = None
+) -> tuple[Check, ...]:
     """Execute ragged products in full, on N(0,1) data and on all-positive data, and compare with float64."""
     checks = []
     for m, n, k in ragged_shapes(rung):
-        symbol = program.kernels[rung.entry_for(m, n, k)].symbol
         normal = [rng.standard_normal(shape, dtype=np.float32) for shape in ((m, k), (k, n))]
         positive = [rng.random(shape, dtype=np.float32) for shape in ((m, k), (k, n))]
         for data, (a, b) in {"N(0,1)": normal, "U(0,1)": positive}.items():
-            c = product(rung, program.ptx, symbol, a, b)
+            c = product(rung, program, a, b, spec)
             checks.append(Check(f"emulator, {data}", (m, n, k), error_in_bounds(c, a, b), rung.tolerance))
     return tuple(checks)
 
 
 def product(
     rung: Rung,
-    ptx: str,
-    symbol: str,
+    program: Program,
     a: NDArray[np.float32],
     b: NDArray[np.float32],
+    spec: DeviceSpec | None = None,
     *,
     exact_fma: bool = False,
 ) -> NDArray[np.float32]:
-    """a @ b as the rung computes it, in the emulator; elements that it never writes stay NaN."""
+    """a @ b as the rung computes it on ``spec``, in the emulator; elements that it never writes stay NaN.
+
+    ``spec`` (the GB10 by default) matters to rungs whose schedule depends on the GPU.
+    """
     (m, k), n = a.shape, b.shape[1]
+    planned = launch_of(rung, m, n, k, spec or get_spec(_DEFAULT_GPU))
     memory = Memory()
     out = memory.empty((m, n), np.float32, name="C")
     arguments = [memory.put(a, name="A"), memory.put(b, name="B"), out, m, n, k]
-    launch(ptx, symbol, rung.grid(m, n), rung.block, arguments, memory, exact_fma=exact_fma, count=False)
+    arguments += workspace_arguments(planned, memory)
+    symbol = program.kernels[planned.entry].symbol
+    launch(
+        program.ptx, symbol, planned.grid, planned.block, arguments, memory, exact_fma=exact_fma, count=False
+    )
     return memory.get(out)
 
 
-def count(rung: Rung, program: Program, kernel: Kernel, size: int) -> Counted:
-    """Counters of the launch at N = M = K = ``size``.
+def workspace_arguments(planned: RungLaunch, memory: Memory) -> list[Buffer | int]:
+    """The arguments behind M, N and K: workspace of NaN, counters of 0, the schedule's integers."""
+    if planned.cut is None:
+        return []
+    partials = memory.empty((max(1, planned.partial_floats),), np.float32, name="partials")
+    tickets = memory.put(np.zeros(max(1, planned.tickets), np.uint32), name="tickets")
+    return planned.arguments(partials, tickets)
+
+
+def count(rung: Rung, program: Program, kernel: Kernel, size: int, spec: DeviceSpec | None = None) -> Counted:
+    """Counters of the launch at N = M = K = ``size`` on ``spec`` (the GB10 by default).
 
     A launch of many blocks is sampled: blocks differ only in whether they touch the right or the bottom edge,
     so a few of each kind are executed and weighted by how many of that kind there are.
     """
-    grid = rung.grid(size, size)
-    total_blocks = math.prod(grid)
-    kinds = block_kinds(grid)
-    if total_blocks * math.prod(rung.block) <= FULL_THREADS:
+    planned = launch_of(rung, size, size, size, spec or get_spec(_DEFAULT_GPU))
+    total_blocks = planned.blocks
+    if planned.cut is None:
+        kinds = block_kinds(planned.grid)
+    else:
+        kinds = [BlockKind(*kind) for kind in sample_of_cut(planned, SAMPLED_BLOCKS)]
+    if total_blocks * math.prod(planned.block) <= FULL_THREADS:
         kinds = [BlockKind(tuple(range(total_blocks)), total_blocks)]
     memory = Memory()
     matrix = np.zeros((size, size), np.float32)  # no counter depends on the values
     a, b = memory.put(matrix, name="A"), memory.put(matrix, name="B")
     arguments = [a, b, memory.empty((size, size), np.float32, name="C"), size, size, size]
+    arguments += workspace_arguments(planned, memory)
     total: dict[str, float] = {}
     blocks_run = 0
     for kind in kinds:
         result = launch(
-            program.ptx, kernel.symbol, grid, rung.block, arguments, memory, blocks=kind.representatives
+            program.ptx,
+            kernel.symbol,
+            planned.grid,
+            planned.block,
+            arguments,
+            memory,
+            blocks=kind.representatives,
         )
         blocks_run += result.blocks_run
         # The emulator scales to the whole launch; this kind is only a part of it.

@@ -86,8 +86,8 @@ def _examine(task: _Task) -> _Examined:
     program, kernel, build = emulate.build(rung, task.spec, task.arch, task.size)
     checks: tuple[Check, ...] = ()
     if task.check:
-        checks = emulate.check(rung, program, np.random.default_rng())
-    counted = emulate.count(rung, program, kernel, task.size) if task.count else None
+        checks = emulate.check(rung, program, np.random.default_rng(), task.spec)
+    counted = emulate.count(rung, program, kernel, task.size, task.spec) if task.count else None
     return _Examined(build, checks, counted)
 
 
@@ -267,7 +267,7 @@ class _Run:
             candidates = []
             for rung in rungs:
                 program, kernel, _ = emulate.build(rung, self.spec, self.arch, size)
-                candidates.append(Candidate(rung, program, kernel))
+                candidates.append(Candidate(rung, program, kernel, self.spec))
             # The time that is left is shared out by work: large sizes take longer for the same rounds.
             weights = [float(later) ** 2 for later, _ in todo[index:]]
             share = self.budget.left * weights[0] / sum(weights)

@@ -14,8 +14,9 @@ from tilewave.bench.environment import GpuState
 from tilewave.bench.gpu import EventStopwatch, can_capture
 from tilewave.bench.timing import Contender, Timing, check_rate, interleave
 from tilewave.compiler import Kernel, Program
-from tilewave.device import DeviceSpec
+from tilewave.device import DeviceSpec, query_device
 from tilewave.errors import MeasurementError
+from tilewave.lab.launches import RungLaunch, launch_of
 from tilewave.lab.records import Check, Speed
 from tilewave.lab.registry import Rung
 from tilewave.precision import error_in_bounds
@@ -30,11 +31,15 @@ ROUNDS = 5
 
 @dataclass(frozen=True)
 class Candidate:
-    """A rung compiled for the GPU at hand."""
+    """A rung compiled for the GPU at hand.
+
+    ``spec`` describes that GPU to rungs whose schedule depends on it; None asks the driver.
+    """
 
     rung: Rung
     program: Program
     kernel: Kernel
+    spec: DeviceSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -58,13 +63,31 @@ class MeasuredSize:
     graphs: bool
 
 
-def prepare(candidate: Candidate, device: Device, stream: Stream, a: DeviceArray, b: DeviceArray,
-            c: DeviceArray) -> PreparedLaunch:  # fmt: skip
-    """A launch of the rung for c = a @ b, of any shape, ready to be submitted."""
-    rung = candidate.rung
+def prepare(
+    candidate: Candidate,
+    device: Device,
+    stream: Stream,
+    a: DeviceArray,
+    b: DeviceArray,
+    c: DeviceArray,
+) -> PreparedLaunch:
+    """A launch of the rung for c = a @ b, of any shape, ready to be submitted; it owns its workspace."""
     (m, k), n = a.shape, b.shape[1]
-    function = Module(device, candidate.program.cubin).function(candidate.kernel.symbol)
-    return function.prepare(rung.grid(m, n), rung.block, [a, b, c, m, n, k], stream)
+    planned = launch_of(candidate.rung, m, n, k, candidate.spec or query_device(device.ordinal))
+    symbol = candidate.program.kernels[planned.entry].symbol
+    function = Module(device, candidate.program.cubin).function(symbol)
+    arguments = [a, b, c, m, n, k, *workspace_arguments(planned, device)]
+    return function.prepare(planned.grid, planned.block, arguments, stream)
+
+
+def workspace_arguments(planned: RungLaunch, device: Device) -> list[DeviceArray | int]:
+    """The arguments behind M, N and K: workspace of NaN, counters of 0, the schedule's integers."""
+    if planned.cut is None:
+        return []
+    partials = DeviceArray.empty(device, (max(1, planned.partial_floats),))
+    partials.poison()
+    tickets = DeviceArray.from_numpy(device, np.zeros(max(1, planned.tickets), np.uint32))
+    return planned.arguments(partials, tickets)
 
 
 class Measurer:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from importlib import resources
@@ -97,6 +97,32 @@ class Reported:
         return self.throughput or "not in the article"
 
 
+SCHEDULES = ("split_k", "stream_k_walk", "stream_k_sixteen", "stream_k", "select")
+"""How a rung may deal its tiles to blocks; `tilewave.lab.launches` says what each means."""
+
+
+@dataclass(frozen=True)
+class RungSchedule:
+    """How a rung deals tiles to blocks: one of `SCHEDULES`, with its own arguments, workspace and tickets.
+
+    ``pieces`` belongs to ``split_k``; ``family``, the planner's set of candidates, to ``select``.
+    """
+
+    kind: str
+    pieces: int | None = None
+    family: str | None = None
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """The other kernel that a selecting rung may launch, for a tile of its own."""
+
+    entry: str
+    ragged_entry: str
+    tile: Tile
+    block: tuple[int, int, int]
+
+
 @dataclass(frozen=True)
 class Rung:
     """One step of the ladder: a complete kernel, what it needs, and what it should change."""
@@ -116,6 +142,8 @@ class Rung:
     builds_on: int | None = None
     ragged_entry: str | None = None
     needs: Needs | None = None
+    schedule: RungSchedule | None = None
+    alternative: Alternative | None = None
 
     @property
     def title(self) -> str:
@@ -125,7 +153,16 @@ class Rung:
     @property
     def entries(self) -> tuple[str, ...]:
         """The name expressions of all kernels of this rung."""
-        return (self.entry,) if self.ragged_entry is None else (self.entry, self.ragged_entry)
+        own = (self.entry,) if self.ragged_entry is None else (self.entry, self.ragged_entry)
+        other = self.alternative
+        return own if other is None else (*own, other.entry, other.ragged_entry)
+
+    def threads_of(self, entry: str) -> int:
+        """Threads of a block of one of the rung's kernels."""
+        other = self.alternative
+        if other is not None and entry in (other.entry, other.ragged_entry):
+            return math.prod(other.block)
+        return self.threads
 
     @property
     def threads(self) -> int:
@@ -151,6 +188,7 @@ class Rung:
     def grid(self, m: int, n: int) -> tuple[int, int, int]:
         """Blocks in x (along the columns of C), y (along its rows) and z for an M x N result.
 
+        That is a block a tile; a rung with a schedule has another grid (`tilewave.lab.launches`).
         Raises ``UsageError`` for sizes that the rung does not take.
         """
         self._check_size("M", m)
@@ -203,9 +241,16 @@ def parse_rungs(text: str) -> tuple[Rung, ...]:
 def _rung(table: Mapping[str, Any], position: int) -> Rung:
     where = f"rung {table.get('number', f'at position {position}')} of rungs.toml"
     values = dict(table)
-    for key, record in (("tile", Tile), ("needs", Needs), ("reported", Reported)):
+    for key, record in (
+        ("tile", Tile),
+        ("needs", Needs),
+        ("reported", Reported),
+        ("schedule", RungSchedule),
+    ):
         if key in values:
             values[key] = _record(record, values[key], f"{key} of {where}")
+    if "alternative" in values:
+        values["alternative"] = _alternative(values["alternative"], f"alternative of {where}")
     for key in ("block", "constraints", "predictions"):
         if not isinstance(values.get(key, []), list):
             raise UsageError(f"{key} of {where} should be a list, not {values[key]!r}")
@@ -215,6 +260,18 @@ def _rung(table: Mapping[str, Any], position: int) -> Rung:
         _record(Prediction, item, f"a prediction of {where}") for item in values.get("predictions", ())
     )
     return _record(Rung, values, where)
+
+
+def _alternative(table: Any, where: str) -> Alternative:
+    values = dict(table) if isinstance(table, Mapping) else table
+    if isinstance(values, dict):
+        if "tile" in values:
+            values["tile"] = _record(Tile, values["tile"], f"tile of {where}")
+        if "block" in values:
+            if not isinstance(values["block"], list):
+                raise UsageError(f"block of {where} should be a list, not {values['block']!r}")
+            values["block"] = tuple(values["block"])
+    return _record(Alternative, values, where)
 
 
 _Record = TypeVar("_Record")
@@ -272,15 +329,25 @@ def _check_rung(rung: Rung, before: Rung | None, rungs: tuple[Rung, ...]) -> Non
         f"builds_on = {rung.builds_on} is no earlier rung",
     )
 
-    tile, block = rung.tile, rung.block
-    require(len(block) == 3 and all(isinstance(n, int) and n >= 1 for n in block), "block should be x, y, z")
-    require(min(getattr(tile, item.name) for item in fields(Tile)) >= 1, "tile extents should be at least 1")
-    require(tile.bm % tile.wm == 0 and tile.bn % tile.wn == 0, "warp tiles should fill the block's tile")
-    require(tile.wm % tile.tm == 0 and tile.wn % tile.tn == 0, "patches should fill the warp's tile")
-    require(tile.wm * tile.wn == 32 * tile.tm * tile.tn, "a warp's tile should be 32 patches")
-    require(
-        tile.bm * tile.bn == rung.threads * tile.tm * tile.tn, "the block's tile should be one patch a thread"
-    )
+    shapes = [(rung.tile, rung.block)]
+    if rung.alternative is not None:
+        shapes.append((rung.alternative.tile, rung.alternative.block))
+    for tile, block in shapes:
+        require(
+            len(block) == 3 and all(isinstance(n, int) and n >= 1 for n in block), "block should be x, y, z"
+        )
+        require(
+            min(getattr(tile, item.name) for item in fields(Tile)) >= 1, "tile extents should be at least 1"
+        )
+        require(tile.bm % tile.wm == 0 and tile.bn % tile.wn == 0, "warp tiles should fill the block's tile")
+        require(tile.wm % tile.tm == 0 and tile.wn % tile.tn == 0, "patches should fill the warp's tile")
+        require(tile.wm * tile.wn == 32 * tile.tm * tile.tn, "a warp's tile should be 32 patches")
+        require(
+            tile.bm * tile.bn == math.prod(block) * tile.tm * tile.tn,
+            "the block's tile should be one patch a thread",
+        )
+    _check_schedule(rung, require)
+    tile = rung.tile
     require(rung.independent_fmas == tile.tm * tile.tn, "independent_fmas should be tm x tn")
     require(rung.tolerance > 0, "tolerance should be positive")
     require(all(isinstance(line, str) for line in rung.constraints), "constraints should be strings")
@@ -294,3 +361,18 @@ def _check_rung(rung: Rung, before: Rung | None, rungs: tuple[Rung, ...]) -> Non
         )
         require(prediction.ratio is None or rung.builds_on is not None, "a ratio needs builds_on")
         require(1 <= prediction.size <= MAX_SIZE, f"size of a prediction goes from 1 to {MAX_SIZE}")
+
+
+def _check_schedule(rung: Rung, require: Callable[[bool, str], None]) -> None:
+    """Refuse a schedule that is unknown or lacks what it needs."""
+    schedule = rung.schedule
+    kind = None if schedule is None else schedule.kind
+    require(kind is None or kind in SCHEDULES, f"schedule {kind!r} is none of {', '.join(SCHEDULES)}")
+    pieces = None if schedule is None else schedule.pieces
+    require((pieces is not None) == (kind == "split_k"), "pieces belong to a split_k schedule")
+    require(pieces is None or pieces >= 2, "a split_k schedule needs at least 2 pieces")
+    family = None if schedule is None else schedule.family
+    require((family is not None) == (kind == "select"), "a family belongs to a select schedule")
+    require(
+        (rung.alternative is not None) == (kind == "select"), "an alternative belongs to a select schedule"
+    )

@@ -55,13 +55,14 @@ def measure(
         for arch in architectures:
             program = compile_source(rung.source(), rung.entries, arch)
             for name, kernel in program.kernels.items():
-                fit = occupancy(kernel.resources, rung.threads, spec_of(arch))
+                threads = rung.threads_of(name)
+                fit = occupancy(kernel.resources, threads, spec_of(arch))
                 yield Row(
                     compiler=program.compiler,
                     arch=arch,
                     kernel=name,
                     **asdict(kernel.resources),
-                    threads=rung.threads,
+                    threads=threads,
                     blocks_per_sm=fit.blocks_per_sm,
                     limiting=", ".join(fit.limiting),
                 )
