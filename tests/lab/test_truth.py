@@ -168,14 +168,19 @@ class EmulatedGpu:
 
             @classmethod
             def empty(cls, device: object, shape: tuple[int, ...], dtype: type = np.float32) -> Array:
-                # Large allocations begin at a multiple of 2 MiB; the kernel takes an address.
-                buffer = gpu.memory.empty((2 * shape[0],), dtype)
-                start = -(-buffer.address // GLOBAL_BYTES) * GLOBAL_BYTES
-                return cls(start if 4 * shape[0] == GLOBAL_BYTES else buffer)
+                return cls(gpu.memory.empty(shape, dtype))
 
             @classmethod
             def from_numpy(cls, device: object, array: np.ndarray) -> Array:
                 return cls(gpu.memory.put(array))
+
+            @property
+            def address(self) -> int:
+                assert isinstance(self.buffer, Buffer)
+                return self.buffer.address
+
+            def view(self, offset: int, shape: tuple[int, ...]) -> Array:
+                return Array(self.address + 4 * offset)
 
             def poison(self) -> None:
                 pass

@@ -14,13 +14,16 @@ import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tilewave.errors import UsageError
 from tilewave.lab.ncu import KernelCounters
 from tilewave.lab.probes.maps import GLOBAL_BYTES, KINDS, LaneMap, named_maps, random_maps, repeated_maps
+
+if TYPE_CHECKING:
+    from tilewave.runtime.driver import DeviceArray
 
 MAPS_PER_LAUNCH = 3
 DIGIT_BASE = 64
@@ -218,7 +221,7 @@ def run_launches(folder: Path, plan: Plan, launches: Iterable[Planned]) -> None:
     stream = Stream(device)
     functions: dict[tuple[str, str], Function] = {}
     modules: dict[str, Module] = {}
-    data = DeviceArray.empty(device, (GLOBAL_BYTES // 4,))
+    data = aligned(DeviceArray.empty(device, (2 * GLOBAL_BYTES // 4,)))
     data.poison()
     rng = np.random.default_rng(plan.seed)
     for planned in launches:
@@ -240,6 +243,12 @@ def run_launches(folder: Path, plan: Plan, launches: Iterable[Planned]) -> None:
             arguments = [*tables, data, sums, 0]
         functions[key].prepare(planned.grid, planned.block, arguments, stream)()
         device.synchronize()
+
+
+def aligned(array: DeviceArray) -> DeviceArray:
+    """The part, `GLOBAL_BYTES` long, of an array twice as long that begins at a multiple of that length."""
+    words = GLOBAL_BYTES // 4
+    return array.view(-array.address % GLOBAL_BYTES // 4, (words,))
 
 
 def probe_tables(plan: Plan, planned: Planned, repeats: Sequence[int] | None = None) -> list[Any]:
