@@ -118,6 +118,43 @@ def ladder(
 
 
 @app.command()
+def selftest(
+    rungs: Annotated[
+        str | None, typer.Option(help="Which rungs, such as 1-5,9; all by default.", metavar="LIST")
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="The GPU model to emulate (see `tilewave info`).", metavar="NAME"),
+    ] = None,
+    emulate: Annotated[bool, typer.Option("--emulate", help="Emulate even if there is a GPU.")] = False,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of the data, to repeat a run; fresh by default.", metavar="N")
+    ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(help="Start nothing that would take longer than this in all; 60.", metavar="SECONDS"),
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write all results here.", metavar="FILE")] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(help="Processes that compile and emulate; one a core by default.", metavar="N"),
+    ] = None,
+) -> None:
+    """Test every kernel on your GPU against float64, and say what to report if something differs."""
+    from tilewave.lab.selftest_command import selftest_command
+
+    selftest_command(
+        rungs=rungs,
+        device=device,
+        emulate=emulate,
+        seed=seed,
+        budget=budget,
+        path=json,
+        jobs=jobs,
+    )
+
+
+@app.command()
 def picture(
     file: Annotated[Path, typer.Argument(help="A file that `tilewave ladder --json` wrote.")],
     out: Annotated[

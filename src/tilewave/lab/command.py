@@ -18,7 +18,7 @@ from tilewave.lab.records import load_ladder
 from tilewave.lab.registry import get_rung, load_rungs
 from tilewave.runtime.driver import Device, probe
 
-_DEFAULT_EMULATED = "GB10"
+DEFAULT_EMULATED = "GB10"
 _DEFAULT_SIZES = {True: (2048,), False: (1024, 2048, 4096)}
 
 
@@ -57,6 +57,21 @@ class _Bar:
             self._progress.update(self._task, advance=1, last=done)
 
 
+class _Nothing(Silent):
+    """No progress bar: the output goes to a file or a pipe."""
+
+    def __enter__(self) -> _Nothing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing."""
+
+
+def progress_bar() -> _Bar | _Nothing:
+    """Progress to show: a bar if a person watches, else nothing."""
+    return _Bar() if sys.stderr.isatty() else _Nothing()
+
+
 def ladder_command(
     *,
     sizes: str | None,
@@ -76,7 +91,7 @@ def ladder_command(
         else [get_rung(number) for number in options.parse_numbers(rungs, (r.number for r in load_rungs()))]
     )
     chosen_sizes = None if sizes is None else options.parse_sizes(sizes)
-    spec = get_spec(device or _DEFAULT_EMULATED)  # an unknown name is refused on any machine
+    spec = get_spec(device or DEFAULT_EMULATED)  # an unknown name is refused on any machine
     console = Console(highlight=False)
     found = probe()
     emulated = emulate or device is not None or not found.usable
@@ -96,7 +111,7 @@ def ladder_command(
     else:
         gpu, spec, notice = _open_gpu()
         console.print(notice, style="bold")
-    with _Bar() if sys.stderr.isatty() else _Nothing() as progress:
+    with progress_bar() as progress:
         ladder = run_ladder(
             chosen_sizes,
             chosen_rungs,
@@ -114,16 +129,6 @@ def ladder_command(
         console.print(f"Results are in {path}.", markup=False)
     if any(not check.holds for row in ladder.rows for check in row.checks):
         sys.exit(1)
-
-
-class _Nothing(Silent):
-    """No progress bar: the output goes to a file or a pipe."""
-
-    def __enter__(self) -> _Nothing:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing."""
 
 
 def _emulation_notice(reason: str | None, spec: DeviceSpec, asked: bool) -> str:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import hashlib
 import math
-import multiprocessing
-import signal
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -25,6 +21,7 @@ from tilewave.lab import emulate
 from tilewave.lab.judge import judge
 from tilewave.lab.records import BaselineRow, Build, Check, Counted, Ladder, Row, load_ladder, save_ladder
 from tilewave.lab.registry import Rung, get_rung
+from tilewave.lab.workers import Budget, run_tasks
 from tilewave.runtime.driver import Device
 
 #: Version of the procedure; part of every row's key, so that figures of an older procedure are not kept.
@@ -89,19 +86,6 @@ def _examine(task: _Task) -> _Examined:
         checks = emulate.check(rung, program, np.random.default_rng(), task.spec)
     counted = emulate.count(rung, program, kernel, task.size, task.spec) if task.count else None
     return _Examined(build, checks, counted)
-
-
-class Budget:
-    """Wall-clock time that may be spent; without a limit it never ends."""
-
-    def __init__(self, seconds: float | None, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
-        self._end = math.inf if seconds is None else now() + seconds
-
-    @property
-    def left(self) -> float:
-        """Seconds left; infinite without a limit."""
-        return self._end - self._now()
 
 
 def run_ladder(
@@ -217,7 +201,7 @@ class _Run:
     def _examine_all(self, what: str, tasks: Sequence[_Task]) -> None:
         self.progress.start(what, len(tasks))
         finished = 0
-        for task, examined in _run_tasks(tasks, self.jobs, self.budget):
+        for task, examined in run_tasks(_examine, tasks, self.jobs, self.budget):
             self._enter(task, examined)
             finished += 1
             self.progress.step(f"rung {task.rung:02d} at {task.size}")
@@ -333,45 +317,3 @@ def _key(rung: Rung, arch: str, device: str, timed: bool, baseline: str) -> str:
         digest.update(f"{len(part)}:".encode())
         digest.update(part.encode())
     return digest.hexdigest()[:16]
-
-
-def _run_tasks(tasks: Sequence[_Task], jobs: int, budget: Budget) -> Iterator[tuple[_Task, _Examined]]:
-    """Do the tasks, in worker processes if that helps; start none that is expected to outlast the budget."""
-    if jobs == 1 or len(tasks) < 2:
-        yield from _one_by_one(tasks, budget)
-        return
-    context = multiprocessing.get_context("spawn")  # a fork would inherit a CUDA that it cannot use
-    workers = min(jobs, len(tasks))
-    with concurrent.futures.ProcessPoolExecutor(workers, context, _leave_interrupts_to_the_parent) as pool:
-        waiting = iter(tasks)
-        running: dict[concurrent.futures.Future[_Examined], tuple[_Task, float]] = {}
-        longest = 0.0
-        try:
-            while True:
-                while len(running) < jobs and budget.left > longest and (task := next(waiting, None)):
-                    running[pool.submit(_examine, task)] = (task, time.monotonic())
-                if not running:
-                    return
-                done: Iterable[concurrent.futures.Future[_Examined]] = concurrent.futures.wait(
-                    running, return_when=concurrent.futures.FIRST_COMPLETED
-                ).done
-                for future in done:
-                    task, started = running.pop(future)
-                    longest = max(longest, time.monotonic() - started)
-                    yield task, future.result()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _leave_interrupts_to_the_parent() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _one_by_one(tasks: Sequence[_Task], budget: Budget) -> Iterator[tuple[_Task, _Examined]]:
-    longest = 0.0
-    for task in tasks:
-        if budget.left <= longest:
-            return
-        started = time.monotonic()
-        yield task, _examine(task)
-        longest = max(longest, time.monotonic() - started)

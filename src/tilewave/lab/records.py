@@ -255,8 +255,13 @@ def load_ladder(path: Path) -> Ladder:
 
 
 def save_ladder(ladder: Ladder, path: Path) -> None:
-    """Write a ladder file whole or not at all: to a temporary name beside it, then renamed."""
-    text = json.dumps(ladder.to_json(), indent=1, allow_nan=True) + "\n"
+    """Write a ladder file."""
+    write_json(ladder.to_json(), path)
+
+
+def write_json(data: Any, path: Path) -> None:
+    """Write a JSON file whole or not at all: to a temporary name beside it, then renamed."""
+    text = json.dumps(data, indent=1, allow_nan=True) + "\n"
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
         try:

@@ -58,13 +58,7 @@ def error_in_bounds(
     reference is finite, or the reverse, or an Inf of the wrong sign. Where sum |a||b| reaches the float32
     range, some order of the sum may overflow: there, a non-finite element is accepted.
     """
-    x, y = _operands(a, b)
-    result = np.asarray(c)
-    expected = (*np.broadcast_shapes(x.shape[:-2], y.shape[:-2]), x.shape[-2], y.shape[-1])
-    if result.dtype != np.float32 or result.shape != expected:
-        raise UsageError(
-            f"c is {result.dtype} of shape {result.shape}; accepted is float32 of shape {expected}"
-        )
+    result, x, y = _product(c, a, b)
     if rows is not None:
         chosen = np.asarray(rows)
         result, x = result[..., chosen, :], x[..., chosen, :]
@@ -73,9 +67,14 @@ def error_in_bounds(
     # A few rows at a time: float64 copies of a large product would not fit.
     step = max(1, _ELEMENTS_AT_ONCE // max(1, result[..., :1, :].size, x.shape[-1]))
     return max(
-        _largest_ratio(result[..., i : i + step, :], x[..., i : i + step, :], y)
+        float(_ratios(result[..., i : i + step, :], x[..., i : i + step, :], y).max())
         for i in range(0, result.shape[-2], step)
     )
+
+
+def errors_in_bounds(c: npt.ArrayLike, a: npt.ArrayLike, b: npt.ArrayLike) -> Float64:
+    """What `error_in_bounds` takes the largest of: the error of every element of `c`."""
+    return _ratios(*_product(c, a, b))
 
 
 _ELEMENTS_AT_ONCE = 1 << 22
@@ -93,7 +92,18 @@ def _operands(a: npt.ArrayLike, b: npt.ArrayLike) -> tuple[Float64, Float64]:
     return x.astype(np.float64), y.astype(np.float64)
 
 
-def _largest_ratio(c: Float32, x: Float64, y: Float64) -> float:
+def _product(c: npt.ArrayLike, a: npt.ArrayLike, b: npt.ArrayLike) -> tuple[Float32, Float64, Float64]:
+    x, y = _operands(a, b)
+    result = np.asarray(c)
+    expected = (*np.broadcast_shapes(x.shape[:-2], y.shape[:-2]), x.shape[-2], y.shape[-1])
+    if result.dtype != np.float32 or result.shape != expected:
+        raise UsageError(
+            f"c is {result.dtype} of shape {result.shape}; accepted is float32 of shape {expected}"
+        )
+    return result, x, y
+
+
+def _ratios(c: Float32, x: Float64, y: Float64) -> Float64:
     k = x.shape[-1]
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         reference = np.matmul(x, y)
@@ -106,5 +116,4 @@ def _largest_ratio(c: Float32, x: Float64, y: Float64) -> float:
     finite = np.isfinite(c)
     same_kind = (np.isnan(c) & np.isnan(reference)) | (c == reference)
     ratio = np.where(known, ratio, np.where(same_kind, 0.0, np.inf))
-    ratio = np.where(known & ~finite, np.where(may_overflow, 0.0, np.inf), ratio)
-    return float(ratio.max())
+    return np.where(known & ~finite, np.where(may_overflow, 0.0, np.inf), ratio)
