@@ -85,11 +85,20 @@ def test_128_wide_reads_per_thread_and_slice_with_and_without_the_transpose(numb
     assert dict(reads) == {16: 128 * warps_and_slices}
 
 
-@pytest.mark.parametrize("number", [5, 6, 7, 8, 9, 10])
-def test_128_wide_reads_in_the_machine_code(number: int, tmp_path: Path) -> None:
-    """ptxas merges the scalar reads of the PTX: the emulator's merged counts must be what ptxas made."""
-    reads = Counter(re.findall(r"\bLDS[.\w]*", sass(get_rung(number), tmp_path)))
-    assert reads == {"LDS.128": 128}
+@pytest.mark.parametrize("number", range(3, 18))
+def test_shared_reads_are_those_of_the_machine_code(number: int, tmp_path: Path) -> None:
+    """ptxas merges scalar reads of the PTX: the emulator must count what ptxas made, width by width.
+
+    A slice's loop is unrolled whole, so the listing holds each read of a slice once.
+    """
+    rung = get_rung(number)
+    reads = Counter(re.findall(r"\bLDS(?:\.\d+)?(?= R\d)", sass(rung, tmp_path)))  # not the idle LDS RZ
+    listed = {{"LDS": 4, "LDS.64": 8, "LDS.128": 16}[name]: times for name, times in reads.items()}
+    if 5 <= number <= 10:
+        assert listed == {16: 128}
+    size = 4 * rung.tile.bk
+    found = count(rung, rung.tile.bm, rung.tile.bn, size).counters.shared_loads_by_width
+    assert {width: times / (rung.threads // 32 * 4) for width, times in found.items()} == listed
 
 
 @pytest.mark.parametrize("number", [5, 7, 8])

@@ -1,11 +1,11 @@
 // Rung 01: one thread for each element of C.
 //
-// Idea: the definition, written down. Each thread walks K and reads everything from global memory.
-// The thread's fastest index (threadIdx.x) runs along the ROWS of C, so the 32 threads of a warp read
-// 32 different rows of A: 32 sectors for 128 useful bytes, of which one sector would hold eight floats.
+// Idea: the definition, written down. Each thread walks K and reads everything from global memory. The
+// thread's fastest index (threadIdx.x) runs along the ROWS of C, so the 32 threads of a warp read 32
+// different rows of A: 32 sectors for 128 useful bytes, of which one sector would hold eight floats.
 //
-// What it should show: about 33 sectors per warp and step of K (32 of A, one of B), and two loads for
-// every multiply-add. This is the floor of the ladder; the article starts at rung 05.
+// What it should show: about 33 sectors per warp and step of K (32 of A, one of B), and two loads for every
+// multiply-add. This is the floor of the ladder; the article starts at rung 05.
 
 constexpr int TILE = 32;  // a block computes TILE x TILE elements of C
 

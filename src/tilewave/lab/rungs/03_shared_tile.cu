@@ -11,7 +11,8 @@
 
 constexpr int TILE = 32;  // a block computes TILE x TILE elements of C, in slices of depth TILE
 
-extern "C" __global__ void sgemm_03_shared_tile(const float* A, const float* B, float* C, int M, int N, int K) {
+extern "C" __global__ void
+sgemm_03_shared_tile(const float* A, const float* B, float* C, int M, int N, int K) {
   __shared__ float As[TILE][TILE];
   __shared__ float Bs[TILE][TILE];
   const int tx = threadIdx.x, ty = threadIdx.y;

@@ -3,9 +3,9 @@
 // Idea: a thread that computes eight elements of one column of C reads an element of B once and uses it
 // eight times, from a register. 512 threads compute a 64 x 64 tile of C, in slices of depth 8.
 //
-// What it should change: shared-memory reads per multiply-add fall to about a third (one of B and eight of A,
-// which the compiler reads four steps at a time, for eight multiply-adds). A thread now has eight independent
-// multiply-adds for each step, so that one need not wait for the one before.
+// What it should change: shared-memory reads per multiply-add fall to about a third (one of B and eight of
+// A, which the compiler reads four steps at a time, for eight multiply-adds). A thread now has eight
+// independent multiply-adds for each step, so that one need not wait for the one before.
 
 constexpr int BM = 64, BN = 64, BK = 8;  // the block's tile of C, and the depth of a slice
 constexpr int TM = 8;                    // rows of C for each thread

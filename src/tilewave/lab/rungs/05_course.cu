@@ -1,16 +1,16 @@
 // Rung 05: the course kernel, where the article starts.
 //
 // Idea: an 8 x 8 patch of sums for each thread, in registers. 16 values read from shared memory feed 64
-// multiply-adds. 256 threads compute a 128 x 128 tile of C in slices of depth 32; global loads take one float
-// at a time, and A lies in shared memory as it does in global memory (rows of 32).
+// multiply-adds. 256 threads compute a 128 x 128 tile of C in slices of depth 32; global loads take one
+// float at a time, and A lies in shared memory as it does in global memory (rows of 32).
 //
 // What it should change: shared-memory reads per multiply-add fall to a sixth of rung 04's: per step two
 // 16-byte reads of B and, because the compiler combines the A values of four steps, two of A: 128 for each
 // thread and slice. A warp covers 16 full-width rows of the tile, hence 16 + 128 = 144 distinct values per
 // step. Its reads of B meet each bank twice, so that a read takes five passes on average.
 //
-// What the article saw (GB10): 168 registers per thread, so that one block fits on an SM, not two; about 60 %
-// of cuBLAS.
+// What the article saw (GB10): 168 registers per thread, so that one block fits on an SM, not two; about 60
+// % of cuBLAS.
 
 constexpr int BM = 128, BN = 128, BK = 32;  // the block's tile of C, and the depth of a slice
 constexpr int TM = 8, TN = 8;               // the thread's patch of C

@@ -3,8 +3,8 @@
 // Idea: rung 05 needs 168 registers per thread, and an SM's 65,536 registers do not hold two blocks of 256
 // such threads. __launch_bounds__(256, 2) caps the budget at 65,536 / (2 x 256) = 128 registers.
 //
-// What it should change: two resident blocks instead of one, so that one computes while the other waits. The
-// price is that some values are spilled to local memory. No other counter moves.
+// What it should change: two resident blocks instead of one, so that one computes while the other waits.
+// The price is that some values are spilled to local memory. No other counter moves.
 //
 // What the article saw (GB10): 72 bytes of spills per thread, and 19 % more throughput at N = 2048. The cap
 // stays for all rungs up to 12.

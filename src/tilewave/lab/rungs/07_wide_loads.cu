@@ -1,16 +1,17 @@
 // Rung 07: four floats for each global load.
 //
-// Idea: a 16-byte load moves four floats with one instruction. The bytes stay the same; the instructions that
-// bring them in are a quarter. Shared memory is written four floats at a time too.
+// Idea: a 16-byte load moves four floats with one instruction. The bytes stay the same; the instructions
+// that bring them in are a quarter. Shared memory is written four floats at a time too.
 //
-// A 16-byte load needs an address that is a multiple of 16: all rows of A and B start on one when K and N are
-// multiples of four (and A and B themselves do). Then the host picks kVectors = true, and four neighbours are
-// inside the matrix all together or not at all. At other sizes kVectors = false loads them one by one.
+// A 16-byte load needs an address that is a multiple of 16: all rows of A and B start on one when K and N
+// are multiples of four (and A and B themselves do). Then the host picks kVectors = true, and four
+// neighbours are inside the matrix all together or not at all. At other sizes kVectors = false loads them
+// one by one.
 //
 // What it should change: global load instructions fall to a quarter. The shared-memory reads stay the same.
 //
-// What the article saw (GB10): together with the transpose of rung 08, 21 % more throughput at N = 2048, all of
-// it from these wide loads.
+// What the article saw (GB10): together with the transpose of rung 08, 21 % more throughput at N = 2048,
+// all of it from these wide loads.
 
 constexpr int BM = 128, BN = 128, BK = 32;  // the block's tile of C, and the depth of a slice
 constexpr int TM = 8, TN = 8;               // the thread's patch of C

@@ -1,15 +1,15 @@
 // Rung 08: A transposed in shared memory.
 //
-// Idea: the eight values of A that a thread needs in one step lie in a column of the slice, 32 floats apart.
-// Stored transposed they are neighbours, and two 16-byte reads fetch them.
+// Idea: the eight values of A that a thread needs in one step lie in a column of the slice, 32 floats
+// apart. Stored transposed they are neighbours, and two 16-byte reads fetch them.
 //
-// What it should change: nothing, as it turns out. Without the transpose the compiler already combines the A
-// values of four steps into 16-byte reads, so both kernels issue 128 wide reads per thread and slice. But now
-// each thread stores four single floats of A, and the eight threads that copy one row of A meet in one bank: a
-// store takes eight passes.
+// What it should change: nothing, as it turns out. Without the transpose the compiler already combines the
+// A values of four steps into 16-byte reads, so both kernels issue 128 wide reads per thread and slice. But
+// now each thread stores four single floats of A, and the eight threads that copy one row of A meet in one
+// bank: a store takes eight passes.
 //
-// What the article saw (GB10): no change: 16.8 million shared-memory reads at N = 2048 before and after. It kept
-// the transpose because removing it from a later, larger kernel cost 2 to 4 %.
+// What the article saw (GB10): no change: 16.8 million shared-memory reads at N = 2048 before and after. It
+// kept the transpose because removing it from a later, larger kernel cost 2 to 4 %.
 
 constexpr int BM = 128, BN = 128, BK = 32;  // the block's tile of C, and the depth of a slice
 constexpr int TM = 8, TN = 8;               // the thread's patch of C

@@ -2,7 +2,8 @@
 //
 // Idea: thread 0 used to read columns 0-7, thread 4 columns 32-39. Shared memory has 32 banks, so both want
 // different values from the same banks. Now thread 0 owns columns 0-3 and 64-67, thread 1 columns 4-7 and
-// 68-71: eight neighbours read 32 consecutive columns, which are 32 different banks. Rows are split the same way.
+// 68-71: eight neighbours read 32 consecutive columns, which are 32 different banks. Rows are split the
+// same way.
 //
 // What it should change: passes per read fall from five to three (two for A, four for B, which is what 512
 // bytes need), and conflicts to none. The number of reads stays the same.

@@ -1,13 +1,14 @@
 // Rung 10: a compact tile for each warp.
 //
-// Idea: a warp used to own 16 full-width rows of the block's tile. Now it owns 32 x 64 elements, 4 x 8 patches
-// of 8 x 8, so it needs 32 + 64 = 96 distinct values per step instead of 16 + 128 = 144. A patch still has two
-// groups of rows and two of columns, now half a warp tile apart.
+// Idea: a warp used to own 16 full-width rows of the block's tile. Now it owns 32 x 64 elements, 4 x 8
+// patches of 8 x 8, so it needs 32 + 64 = 96 distinct values per step instead of 16 + 128 = 144. A patch
+// still has two groups of rows and two of columns, now half a warp tile apart.
 //
-// What it should change: the distinct values, and nothing else. A value that several threads ask for was already
-// served once, so the passes stay at three per read.
+// What it should change: the distinct values, and nothing else. A value that several threads ask for was
+// already served once, so the passes stay at three per read.
 //
-// What the article saw (GB10): about 50 million passes for either kernel at N = 2048, and no gain in run time.
+// What the article saw (GB10): about 50 million passes for either kernel at N = 2048, and no gain in run
+// time.
 
 constexpr int BM = 128, BN = 128, BK = 32;  // the block's tile of C, and the depth of a slice
 constexpr int WM = 32, WN = 64;             // the warp's tile of C

@@ -1,10 +1,10 @@
 // Rung 11: slices of depth 16.
 //
-// Idea: in the transposed store of A the bank depends only on the row that a thread copies. With slices of depth
-// 32, eight threads of a warp copy pieces of one row; with depth 16, four do.
+// Idea: in the transposed store of A the bank depends only on the row that a thread copies. With slices of
+// depth 32, eight threads of a warp copy pieces of one row; with depth 16, four do.
 //
-// What it should change: a store of A takes four passes instead of eight; all stores together take 5/9 of the
-// passes. Shared memory per block halves, and barriers double.
+// What it should change: a store of A takes four passes instead of eight; all stores together take 5/9 of
+// the passes. Shared memory per block halves, and barriers double.
 //
 // What the article saw (GB10): four passes per store, about 3 % more throughput.
 

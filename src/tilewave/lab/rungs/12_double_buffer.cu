@@ -1,12 +1,13 @@
 // Rung 12: double buffering through registers.
 //
-// Idea: start loading the next slice before multiplying the current one. The loads land in registers; after the
-// multiplication the threads store them into a second shared-memory buffer, and the buffers swap roles.
+// Idea: start loading the next slice before multiplying the current one. The loads land in registers; after
+// the multiplication the threads store them into a second shared-memory buffer, and the buffers swap roles.
 //
-// What it should change: one barrier per slice instead of two, and time for the loads to arrive. Shared memory
-// per block doubles, back to 32 KB.
+// What it should change: one barrier per slice instead of two, and time for the loads to arrive. Shared
+// memory per block doubles, back to 32 KB.
 //
-// What the article saw (GB10): about 2 % more throughput; the second resident block already hid most of the wait.
+// What the article saw (GB10): about 2 % more throughput; the second resident block already hid most of the
+// wait.
 
 constexpr int BM = 128, BN = 128, BK = 16;  // the block's tile of C, and the depth of a slice
 constexpr int WM = 32, WN = 64;             // the warp's tile of C
@@ -58,7 +59,8 @@ sgemm_12_double_buffer(const float* A, const float* B, float* C, int M, int N, i
     for (int s = 0; s < BM * BK / 4 / THREADS; ++s) {
       const int i = s * THREADS + tid, r = i / (BK / 4), c = i % (BK / 4) * 4;
       const float4 v = next_a[s];
-      As[buffer][c][r] = v.x, As[buffer][c + 1][r] = v.y, As[buffer][c + 2][r] = v.z, As[buffer][c + 3][r] = v.w;
+      As[buffer][c][r] = v.x, As[buffer][c + 1][r] = v.y;
+      As[buffer][c + 2][r] = v.z, As[buffer][c + 3][r] = v.w;
     }
 #pragma unroll
     for (int s = 0; s < BK * BN / 4 / THREADS; ++s) {

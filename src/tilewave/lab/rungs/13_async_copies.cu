@@ -1,17 +1,18 @@
 // Rung 13: asynchronous copies, two stages of depth 16.
 //
-// Idea: cp.async copies from global to shared memory without passing through registers, and the thread need not
-// wait for it. Each slice is one group of copies; the group of the next slice travels while the current one is
-// multiplied. Shared memory is the same as in rung 12: two buffers, here called stages.
+// Idea: cp.async copies from global to shared memory without passing through registers, and the thread need
+// not wait for it. Each slice is one group of copies; the group of the next slice travels while the current
+// one is multiplied. Shared memory is the same as in rung 12: two buffers, here called stages.
 //
-// A stays transposed, and a copy must put neighbours of global memory where they become neighbours of shared
-// memory: so A takes one copy for each float, B one for four. A copy whose source lies outside writes zeros.
+// A stays transposed, and a copy must put neighbours of global memory where they become neighbours of
+// shared memory: so A takes one copy for each float, B one for four. A copy whose source lies outside
+// writes zeros.
 //
-// What it should change: the loads and stores that fed shared memory become copies, 8 + 2 for each thread and
-// slice, and no registers hold a slice on its way. The reads do not change.
+// What it should change: the loads and stores that fed shared memory become copies, 8 + 2 for each thread
+// and slice, and no registers hold a slice on its way. The reads do not change.
 //
-// What the article saw (GB10): about the speed of rung 12. Waiting for global memory was only 5 % of the stalls,
-// and the copy instructions for A are as many as before.
+// What the article saw (GB10): about the speed of rung 12. Waiting for global memory was only 5 % of the
+// stalls, and the copy instructions for A are as many as before.
 
 constexpr int BM = 128, BN = 128, BK = 16;  // the block's tile of C, and the depth of a slice
 constexpr int STAGES = 2;                   // slices in shared memory
@@ -26,9 +27,11 @@ __device__ void copy_async(float* to, const float* from, bool inside) {
   const unsigned shared = (unsigned)__cvta_generic_to_shared(to);
   const int read = inside ? bytes : 0;
   if (bytes == 16)  // only 16-byte copies can go past the L1 cache, which would not be used again
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(shared), "l"(from), "r"(read) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :: "r"(shared), "l"(from), "r"(read) : "memory");
   else
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" :: "r"(shared), "l"(from), "r"(read) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
+                 :: "r"(shared), "l"(from), "r"(read) : "memory");
 #else  // Turing has no cp.async: copy at once
   for (int i = 0; i < bytes / 4; ++i) to[i] = inside ? from[i] : 0.0f;
 #endif

@@ -3,8 +3,8 @@
 // Idea: the same shared memory as four shallower stages: three groups of copies travel while one slice is
 // multiplied, in case one does not hide the wait.
 //
-// What it should change: twice the barriers and waits for the same copies. With depth 8 two threads of a warp
-// copy one row of A, so the transposed copies meet half as often in a bank.
+// What it should change: twice the barriers and waits for the same copies. With depth 8 two threads of a
+// warp copy one row of A, so the transposed copies meet half as often in a bank.
 //
 // What the article saw (GB10): about 5 % slower than rung 13.
 
@@ -21,9 +21,11 @@ __device__ void copy_async(float* to, const float* from, bool inside) {
   const unsigned shared = (unsigned)__cvta_generic_to_shared(to);
   const int read = inside ? bytes : 0;
   if (bytes == 16)  // only 16-byte copies can go past the L1 cache, which would not be used again
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(shared), "l"(from), "r"(read) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :: "r"(shared), "l"(from), "r"(read) : "memory");
   else
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" :: "r"(shared), "l"(from), "r"(read) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
+                 :: "r"(shared), "l"(from), "r"(read) : "memory");
 #else  // Turing has no cp.async: copy at once
   for (int i = 0; i < bytes / 4; ++i) to[i] = inside ? from[i] : 0.0f;
 #endif

@@ -1,14 +1,14 @@
 // Rung 15: a patch of 16 x 8 sums for each thread.
 //
-// Idea: 256 threads compute a 128 x 256 tile, 128 sums each. In one step a thread reads 16 values of A and 8 of B
-// for 128 multiply-adds, where an 8 x 8 patch reads 16 for 64: three values for 16 multiply-adds, not four. Rows of
-// the patch come in four groups of four. Two stages of depth 16, as in rung 13.
+// Idea: 256 threads compute a 128 x 256 tile, 128 sums each. In one step a thread reads 16 values of A and
+// 8 of B for 128 multiply-adds, where an 8 x 8 patch reads 16 for 64: three values for 16 multiply-adds,
+// not four. Rows of the patch come in four groups of four. Two stages of depth 16, as in rung 13.
 //
 // What it should change: shared-memory reads per multiply-add fall to three quarters, and a thread has 128
 // independent multiply-adds per step. It needs so many registers that only one block fits on an SM.
 //
-// What the article saw (GB10): 237 registers, FMA pipe utilisation from 58 % to 70 %, 103 to 104 % of cuBLAS at
-// N = 2048 and 4096, but 86 % at 1024, where 32 tiles leave a third of the 48 SMs idle.
+// What the article saw (GB10): 237 registers, FMA pipe utilisation from 58 % to 70 %, 103 to 104 % of
+// cuBLAS at N = 2048 and 4096, but 86 % at 1024, where 32 tiles leave a third of the 48 SMs idle.
 
 constexpr int BM = 128, BN = 256, BK = 16;  // the block's tile of C, and the depth of a slice
 constexpr int STAGES = 2;                   // slices in shared memory
@@ -23,9 +23,11 @@ __device__ void copy_async(float* to, const float* from, bool inside) {
   const unsigned shared = (unsigned)__cvta_generic_to_shared(to);
   const int read = inside ? bytes : 0;
   if (bytes == 16)  // only 16-byte copies can go past the L1 cache, which would not be used again
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(shared), "l"(from), "r"(read) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :: "r"(shared), "l"(from), "r"(read) : "memory");
   else
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" :: "r"(shared), "l"(from), "r"(read) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
+                 :: "r"(shared), "l"(from), "r"(read) : "memory");
 #else  // Turing has no cp.async: copy at once
   for (int i = 0; i < bytes / 4; ++i) to[i] = inside ? from[i] : 0.0f;
 #endif

@@ -1,10 +1,10 @@
 // Rung 16: the large patch on a 256 x 128 tile.
 //
-// Idea: the same patch and the same multiply-adds on a tall block tile. Twice as many rows of A and half as many
-// columns of B enter each slice.
+// Idea: the same patch and the same multiply-adds on a tall block tile. Twice as many rows of A and half as
+// many columns of B enter each slice.
 //
-// What it should change: A is transposed with one copy for each float, B takes 16-byte copies: so twice the rows
-// of A mean 16 + 2 copies for each thread and slice instead of 8 + 4. The reads do not change.
+// What it should change: A is transposed with one copy for each float, B takes 16-byte copies: so twice the
+// rows of A mean 16 + 2 copies for each thread and slice instead of 8 + 4. The reads do not change.
 //
 // What the article saw (GB10): 6 to 10 % slower than rung 15.
 
@@ -21,9 +21,11 @@ __device__ void copy_async(float* to, const float* from, bool inside) {
   const unsigned shared = (unsigned)__cvta_generic_to_shared(to);
   const int read = inside ? bytes : 0;
   if (bytes == 16)  // only 16-byte copies can go past the L1 cache, which would not be used again
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(shared), "l"(from), "r"(read) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :: "r"(shared), "l"(from), "r"(read) : "memory");
   else
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" :: "r"(shared), "l"(from), "r"(read) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
+                 :: "r"(shared), "l"(from), "r"(read) : "memory");
 #else  // Turing has no cp.async: copy at once
   for (int i = 0; i < bytes / 4; ++i) to[i] = inside ? from[i] : 0.0f;
 #endif

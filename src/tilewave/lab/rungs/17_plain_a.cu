@@ -1,14 +1,14 @@
 // Rung 17: 128 threads on a 128 x 128 tile, A as it comes.
 //
-// Idea: the large patch for sizes that a 128 x 256 tile does not suit. A is not transposed, so A too travels 16
-// bytes a copy, and the compiler reads it four steps at a time. The four rows of threads of a warp take rows of A
-// that lie next to each other, so that two of them never meet in a bank.
+// Idea: the large patch for sizes that a 128 x 256 tile does not suit. A is not transposed, so A too
+// travels 16 bytes a copy, and the compiler reads it four steps at a time. The four rows of threads of a
+// warp take rows of A that lie next to each other, so that two of them never meet in a bank.
 //
-// What it should change: copies per slice and thread fall from 8 + 4 (rung 15) to 4 + 4, and none of them meets
-// another in a bank. The tile is half as large, so there are twice as many to share among the SMs.
+// What it should change: copies per slice and thread fall from 8 + 4 (rung 15) to 4 + 4, and none of them
+// meets another in a bank. The tile is half as large, so there are twice as many to share among the SMs.
 //
-// What the article saw (GB10): one of the three kernels that its selector chooses from; the choice reached 115 % of
-// cuBLAS at N = 1025 and 114 % at 2049.
+// What the article saw (GB10): one of the three kernels that its selector chooses from; the choice reached
+// 115 % of cuBLAS at N = 1025 and 114 % at 2049.
 
 constexpr int BM = 128, BN = 128, BK = 16;  // the block's tile of C, and the depth of a slice
 constexpr int STAGES = 2;                   // slices in shared memory
@@ -23,9 +23,11 @@ __device__ void copy_async(float* to, const float* from, bool inside) {
   const unsigned shared = (unsigned)__cvta_generic_to_shared(to);
   const int read = inside ? bytes : 0;
   if (bytes == 16)  // only 16-byte copies can go past the L1 cache, which would not be used again
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(shared), "l"(from), "r"(read) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :: "r"(shared), "l"(from), "r"(read) : "memory");
   else
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" :: "r"(shared), "l"(from), "r"(read) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
+                 :: "r"(shared), "l"(from), "r"(read) : "memory");
 #else  // Turing has no cp.async: copy at once
   for (int i = 0; i < bytes / 4; ++i) to[i] = inside ? from[i] : 0.0f;
 #endif
