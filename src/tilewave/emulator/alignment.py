@@ -66,10 +66,15 @@ _NOTHING = LowBits(0)
 
 
 class KnownLowBits:
-    """Low bits that each register has whatever path led to it, from all its definitions together."""
+    """Low bits that each register has whatever path led to it, from all its definitions together.
 
-    def __init__(self, code: list[Instruction], layout: Layout) -> None:
+    `fixed` says whether the addresses of variables are constants in the machine code: from sm_90 on they are
+    not (a block's shared memory has its place within the cluster's), so that only their alignment is known.
+    """
+
+    def __init__(self, code: list[Instruction], layout: Layout, fixed: bool = False) -> None:
         self._layout = layout
+        self._fixed = fixed
         self._bits: dict[Register, LowBits] = {}
         definitions = [(register, i) for i in code for register in written(i)]
         # Begin with the first definitions and widen until nothing changes: a loop's own increments then meet.
@@ -100,7 +105,9 @@ class KnownLowBits:
             return LowBits(_ALL, operand.value & ((1 << _ALL) - 1))
         if isinstance(operand, Symbol):
             address = self._layout.address(operand.name)
-            return _NOTHING if address is None else LowBits(_ALL, address)
+            if address is None:
+                return _NOTHING
+            return LowBits(_ALL, address) if self._fixed else LowBits(trailing_zeros(address))
         return _NOTHING
 
     def _result(self, instruction: Instruction) -> LowBits | None:

@@ -326,7 +326,7 @@ class Lanes:
         if not len(lanes):
             return
         words = [np.zeros(self.n, dtype=np.uint32) for _ in range(size // 4)]
-        if given is None:
+        if given is None or (given == size).all():
             self.transfer(access, "global", source, words, mask, store=False)
         else:
             self._copy_part(access, source, size, self.spread(given), words, mask)

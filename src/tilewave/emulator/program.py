@@ -50,11 +50,11 @@ def translate(module: Module, symbol: str, options: Options) -> Program:
     cache: dict[tuple[str, Options], Program] = module.__dict__.setdefault("_programs", {})
     key = (symbol, options)
     if key not in cache:
-        cache[key] = _translate(module.entries[symbol], options)
+        cache[key] = _translate(module.entries[symbol], module.target, options)
     return cache[key]
 
 
-def _translate(entry: Entry, options: Options) -> Program:
+def _translate(entry: Entry, target: str, options: Options) -> Program:
     code = entry.instructions
     if not code:
         raise UnknownInstructionError(f"PTX line {entry.line}: entry {entry.name} has no instructions")
@@ -62,7 +62,7 @@ def _translate(entry: Entry, options: Options) -> Program:
     slots = assign_slots(blocks, code)
     layout = Layout(entry)
     accesses = {id(i): access for i in code if (access := memory_access(i)) is not None}
-    widen(blocks, code, accesses, layout)
+    widen(blocks, code, accesses, layout, target)
     codes = []
     scratch_rows = 0
     for block in blocks:

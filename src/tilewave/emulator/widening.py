@@ -16,6 +16,7 @@ kernels with NVRTC 13.0.88 and 13.5.37 and reading their SASS; the tests repeat 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -39,10 +40,16 @@ class _Item:
 
 
 def widen(
-    blocks: Iterable[BasicBlock], code: list[Instruction], accesses: dict[int, Access], layout: Layout
+    blocks: Iterable[BasicBlock],
+    code: list[Instruction],
+    accesses: dict[int, Access],
+    layout: Layout,
+    target: str,
 ) -> None:
-    """Set `counted_width` and `counted_offset` of all accesses that ptxas merges."""
-    low_bits = KnownLowBits(code, layout)
+    """Set `counted_width` and `counted_offset` of all accesses that ptxas merges for a target (`sm_90`)."""
+    number = re.match(r"sm_(\d+)", target)
+    fixed = number is not None and int(number.group(1)) < 90
+    low_bits = KnownLowBits(code, layout, fixed)
     for block in blocks:
         _widen_block(code[block.first : block.stop], accesses, layout, low_bits)
 
@@ -123,10 +130,8 @@ def _item(instruction: Instruction, access: Access, values: _Values, low_bits: K
     if found is None:
         return None
     base, offset = found
-    if base[0] is None:
-        bits = LowBits(64, offset)
-    else:
-        bits = low_bits.of(operand.base) + LowBits(64, operand.offset)
+    bits = low_bits.of(operand.base) if operand.base is not None else LowBits(64)
+    bits = bits + LowBits(64, operand.offset)
     return _Item(access, base, offset, bits)
 
 
