@@ -130,6 +130,56 @@ def test_chosen_blocks() -> None:
             naive(61, 250, 5, blocks=bad)
 
 
+DATA_DEPENDENT = """
+extern "C" __global__ void k(const int* a, float* out, int* ticket, int n) {
+  __shared__ int order[64];
+  __shared__ float value[64];
+  int t = threadIdx.x, i = blockIdx.x * 64 + t;
+  order[(t * 5 + a[i]) % 64] = t;
+  value[t] = a[i] * 0.5f;
+  __syncthreads();
+  float sum = 0;
+  for (int j = 0; j < order[t] % 7; j++) sum = sum * 1.5f + value[(order[j] + t) % 64];
+  if (atomicAdd(ticket, 1) % 3 == 0) sum += 2;
+  if (sum > n) out[i] = sum;
+}
+"""
+
+
+def test_counting_without_values() -> None:
+    """Whatever decides a branch or an address is computed all the same."""
+    program = compile_source(Source.from_text("test.cu", DATA_DEPENDENT), ("k",), "sm_90")
+    a = np.random.default_rng(3).integers(0, 1000, 640).astype(np.int32)
+    runs = []
+    for values in (True, False):
+        memory = Memory()
+        args = [memory.put(a), memory.empty(640), memory.put(np.zeros(1, dtype=np.int32)), 100]
+        runs.append(launch(program.ptx, "k", (10,), (64,), args, memory, values=values).counters)
+    assert runs[0] == runs[1]
+    assert runs[0].global_stores > 0
+    naive_counts = naive(61, 250, 9)
+    assert naive(61, 250, 9, values=False) == naive_counts
+
+
+@pytest.mark.parametrize("number", [3, 8, 12, 15])
+def test_counting_rungs_without_values(number: int) -> None:
+    rung = get_rung(number)
+    program = compile_source(rung.source(), rung.entries, "sm_90")
+    m, n, k = rung.tile.bm + 5, rung.tile.bn + 4, 2 * rung.tile.bk + 4
+    runs = []
+    for values in (True, False):
+        memory = Memory()
+        args = [memory.put(np.ones((m, k), np.float32)), memory.put(np.ones((k, n), np.float32))]
+        args.append(memory.empty((m, n)))
+        symbol = program.kernels[rung.entry_for(m, n, k)].symbol
+        result = launch(
+            program.ptx, symbol, rung.grid(m, n), rung.block, [*args, m, n, k], memory, values=values
+        )
+        runs.append(result.counters)
+        assert np.isnan(memory.get(args[2])).any() != values
+    assert runs[0] == runs[1]
+
+
 def test_a_large_ragged_product_is_sampled_in_seconds() -> None:
     rung = get_rung(5)
     program = compile_source(rung.source(), rung.entries, "sm_121")

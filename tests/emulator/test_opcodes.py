@@ -12,6 +12,7 @@ import pytest
 from ptx_kernels import DTYPES, evaluate, kernel, run
 
 from tilewave.emulator import Memory, parse_ptx
+from tilewave.emulator.fma import fma
 from tilewave.errors import UnknownInstructionError
 
 Array = npt.NDArray[Any]
@@ -440,6 +441,15 @@ def test_exact_fma_is_rounded_once() -> None:
         evaluate("fma.rn.f32 %x, %a, %a, %c;", {"x": "f32"}, inputs, exact_fma=True)["x"] == 2.0**-24
     ).all()
     assert (evaluate("fma.rn.f32 %x, %a, %a, %c;", {"x": "f32"}, inputs)["x"] == 0).all()
+
+
+def test_exact_fma_of_every_kind_of_number(rng: np.random.Generator) -> None:
+    for scale in (1.0, 2.0**-70, 2.0**-63):  # products around and below the smallest subnormal
+        with np.errstate(all="ignore"):
+            a, b, c = (floats(rng, "f32") * np.float32(scale) for _ in range(3))
+            inputs = {"a": ("f32", a), "b": ("f32", b), "c": ("f32", c * np.float32(scale))}
+        found = evaluate("fma.rn.f32 %x, %a, %b, %c;", {"x": "f32"}, inputs, exact_fma=True)["x"]
+        check(found, fma(*(values for _, values in inputs.values())), "fma")
 
 
 def test_approximate_functions_are_accurate(rng: np.random.Generator) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from tilewave.emulator import arithmetic
 from tilewave.emulator.flow import BasicBlock, Slots, slot_class, written
-from tilewave.emulator.fma import fma
+from tilewave.emulator.fused import fused
 from tilewave.emulator.layout import Layout
 from tilewave.emulator.ptx import (
     Address,
@@ -46,7 +46,7 @@ _UFUNCS = """
     logical_not minimum maximum copyto where isnan
 """
 NAMESPACE: dict[str, Any] = {name: getattr(np, name) for name in _UFUNCS.split()}
-NAMESPACE |= {"m": arithmetic, "fused": fma, "np": np}
+NAMESPACE |= {"m": arithmetic, "fused": fused, "np": np}
 
 
 @dataclass
@@ -110,7 +110,7 @@ class Options:
 
     exact_fma: bool = False
     checked: bool = False  # every shared access through the race detector
-    grouped: bool = True
+    values: bool = True  # False: leave out what no address or branch depends on
 
 
 @dataclass
@@ -139,6 +139,7 @@ class Emitter:
         self.layout = layout
         self.options = options
         self.accesses = accesses  # by id of the instruction
+        self.value_only: set[int] = set()  # ids of instructions that may be left out
         self.namespace: dict[str, Any] = {}
         self.names: dict[str, None] = {}
         self.lines: list[str] = []
@@ -276,10 +277,21 @@ class Emitter:
                 guard = self.temporary("b1")
                 self.line(f"logical_not({self.guard}, {guard})")
                 self.guard = guard
-        emitter(self, instruction)
-        self.lines.extend(self.after)
+        if id(instruction) not in self.value_only or id(instruction) in self.accesses:
+            emitter(self, instruction)
+            self.lines.extend(self.after)
+        elif instruction.opcode == "fma":
+            self.count_fma(instruction)
         for register in written(instruction):
             self.versions[register] = self.versions.get(register, 0) + 1
+
+    def count_fma(self, instruction: Instruction) -> None:
+        """Count a float32 FMA: by block if all lanes make it."""
+        if instruction.modifiers[-1] == "f32":
+            if self.guard is None:
+                self.fma_count += 1
+            else:
+                self.line(f"x.count_fma({self.guard})")
 
     def find_groups(self, instructions: list[Instruction]) -> None:
         """Collect the shared-memory accesses that can be checked together: unguarded, in words of 32 bits."""

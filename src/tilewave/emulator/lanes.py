@@ -280,6 +280,12 @@ class Lanes:
             self.machine.races.write(self, access, addresses, access.width, mask)
         self.transfer(access, space, addresses, rows, mask, store=True)
 
+    def only_count(self, access: Access, addresses: Array, mask: Mask | None) -> None:
+        """An access whose value does not matter."""
+        if self.machine.counting:
+            space, addresses = self.resolve(access, addresses, mask)
+            self.machine.tally.access(self, access, space, addresses, mask)
+
     def atomic(
         self,
         access: Access,
@@ -317,11 +323,14 @@ class Lanes:
         size: int,
         given: Array | None,
         mask: Mask | None,
+        moves: bool,
     ) -> None:
-        """`cp.async`: read now, write when the copy's group has been waited for."""
+        """`cp.async`: read now, write when the copy's group has been waited for; or only count it."""
         machine = self.machine
         if machine.counting:
             machine.tally.copy(self, access, target, source, given, mask)
+        if not moves:
+            return
         lanes = np.arange(self.n) if mask is None else np.flatnonzero(mask)
         if not len(lanes):
             return

@@ -49,6 +49,7 @@ def launch(
     exact_fma: bool = False,
     blocks: int | Sequence[int] | Mapping[int, float] | None = None,
     count: bool = True,
+    values: bool = True,
     resident: int | None = None,
     order: int | None = None,
     detect_races: bool = False,
@@ -66,6 +67,9 @@ def launch(
     holds linear indices, which all weigh the same; a mapping gives each the number of blocks that it stands
     for.
 
+    `values=False` is for counters alone: arithmetic, loads and stores on which no address, branch or atomic
+    depends are counted but not executed, so that outputs stay as they were.
+
     `resident` blocks run at a time, each advancing by one basic block at random turns, and they start in a
     random order: `order` is the seed of both. Without `resident`, independent blocks run in batches, in
     lockstep.
@@ -79,11 +83,13 @@ def launch(
     """
     started = time.perf_counter()
     module = parse_ptx(ptx) if isinstance(ptx, str) else ptx
-    program = translate(module, symbol, Options(exact_fma=exact_fma, checked=detect_races))
+    program = translate(module, symbol, Options(exact_fma=exact_fma, checked=detect_races, values=values))
     grid, block = _shape(grid, "grid"), _shape(block, "block")
     threads = block[0] * block[1] * block[2]
     if threads > _MAX_THREADS:
         raise UsageError(f"a block of {block} has {threads} threads; at most {_MAX_THREADS} are accepted")
+    if not values and detect_races:
+        raise UsageError("detect_races needs the values: values=False cannot go with it")
     if resident is not None and resident < 1:
         raise UsageError(f"resident is {resident}; accepted is 1 or more")
     parameters = _pack(program, args)

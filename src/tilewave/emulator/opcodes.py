@@ -141,13 +141,9 @@ def _fma(e: Emitter, i: Instruction) -> None:
         raise e.unknown()
     a, b, c = float_sources(e, i, dtype, others)
     result = e.destination(i.operands[0], dtype)
-    if dtype == "f4":
-        if e.guard is None:
-            e.fma_count += 1
-        else:
-            e.line(f"x.count_fma({e.guard})")
+    e.count_fma(i)
     if e.options.exact_fma and dtype == "f4":
-        e.line(f"fused({a}, {b}, {c}, {result})")
+        e.line(f"fused({a}, {b}, {c}, {result}, {e.temporary('f8')}, {e.temporary('u8')})")
     else:
         product = e.temporary(dtype)
         e.call("multiply", product, a, b)
@@ -545,12 +541,15 @@ def _ld(e: Emitter, i: Instruction) -> None:
     if e.groupable(i, access):
         index, offset = e.group(i)
         for position, item in enumerate(items):
-            if not isinstance(item, Sink):
+            if not isinstance(item, Sink) and id(i) not in e.value_only:
                 row = e.destination(item, "u4")
                 e.line(f"x.words[{offset + position}].take({index}, None, {row}, 'clip')")
         return
     address = address_source(e, i.operands[1])
     guard = e.guard
+    if id(i) in e.value_only:
+        e.line(f"x.only_count({e.constant(access)}, {address}, {guard})")
+        return
     words = [e.temporary("u4") for _ in range(max(1, size * count // 4))]
     e.line(f"x.load({e.constant(access)}, {address}, [{', '.join(words)}], {guard})")
     for position, item in enumerate(items):
@@ -598,8 +597,12 @@ def _st(e: Emitter, i: Instruction) -> None:
     access = e.accesses[id(i)]
     if e.groupable(i, access):
         index, offset = e.group(i)
-        for position, item in enumerate(items):
-            e.line(f"x.words[{offset + position}][{index}] = {e.source(item, 'u4')}")
+        if id(i) not in e.value_only:
+            for position, item in enumerate(items):
+                e.line(f"x.words[{offset + position}][{index}] = {e.source(item, 'u4')}")
+        return
+    if id(i) in e.value_only:
+        e.line(f"x.only_count({e.constant(access)}, {address_source(e, i.operands[0])}, {e.guard})")
         return
     words = []
     if size == 8:
@@ -686,7 +689,9 @@ def start_copy(e: Emitter, i: Instruction) -> None:
             raise e.unknown("a copy with an ignore-src predicate")
         given = e.source(last, "u4")
     target, source = address_source(e, i.operands[0]), address_source(e, i.operands[1])
-    e.line(f"x.copy_async({e.constant(e.accesses[id(i)])}, {target}, {source}, {size}, {given}, {e.guard})")
+    moves = id(i) not in e.value_only
+    arguments = f"{target}, {source}, {size}, {given}, {e.guard}, {moves}"
+    e.line(f"x.copy_async({e.constant(e.accesses[id(i)])}, {arguments})")
 
 
 _ATOMIC = frozenset(["add", "exch", "cas", "inc", "dec", "min", "max", "and", "or", "xor"])

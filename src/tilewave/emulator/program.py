@@ -11,6 +11,7 @@ from tilewave.emulator.flow import BasicBlock, End, Slots, assign_slots, basic_b
 from tilewave.emulator.layout import Layout
 from tilewave.emulator.opcodes import space_of, vector_of
 from tilewave.emulator.ptx import Entry, Immediate, Instruction, Module, type_bits
+from tilewave.emulator.slicing import value_only
 from tilewave.emulator.widening import widen
 from tilewave.errors import UnknownInstructionError, UsageError
 
@@ -63,11 +64,13 @@ def _translate(entry: Entry, target: str, options: Options) -> Program:
     layout = Layout(entry)
     accesses = {id(i): access for i in code if (access := memory_access(i)) is not None}
     widen(blocks, code, accesses, layout, target)
+    left_out = set() if options.values else value_only(code, accesses)
     codes = []
     scratch_rows = 0
     for block in blocks:
         emitter = Emitter(slots, layout, options, accesses)
         body = code[block.first : block.stop]
+        emitter.value_only = left_out
         emitter.find_groups(body)
         for instruction in body:
             emitter.emit(instruction)
