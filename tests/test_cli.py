@@ -179,3 +179,22 @@ def test_picture_needs_something_to_do(tmp_path: Path) -> None:
     code, out, _ = run("picture", str(path), "--markdown")
     assert code == 0
     assert "| 01 naive |" in out
+
+
+def test_picture_shows_the_rungs_and_sizes_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "ladder.json"
+    ladder = ("ladder", "--rungs", "1,2", "--sizes", "8,9", "--json", str(path), "--jobs", "1")
+    assert run(*ladder)[0] == 0
+    code, out, _ = run("picture", str(path), "--markdown", "--rungs", "2", "--sizes", "9")
+    assert code == 0
+    assert "| 02 coalesced |" in out
+    assert "01 naive" not in out
+    assert "at N = 9" in out
+    for arguments, said in (
+        (("--rungs", "3"), "rung 3 is unknown: there are 1-2"),
+        (("--sizes", "10"), "size 10 is unknown: there are 8-9"),
+        (("--sizes", "all"), "sizes 'all'"),
+    ):
+        code, _, err = run("picture", str(path), "--markdown", *arguments)
+        assert (code, err.count("\n")) == (2, 1)
+        assert said in err

@@ -163,11 +163,17 @@ def picture(
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the results as a Markdown table too.")
     ] = False,
+    rungs: Annotated[
+        str | None, typer.Option(help="Rungs such as 1-5,9; all in the file by default.", metavar="LIST")
+    ] = None,
+    sizes: Annotated[
+        str | None, typer.Option(help="Sizes such as 1024,2049; all in the file by default.", metavar="LIST")
+    ] = None,
 ) -> None:
     """Draw a ladder's throughput beside cuBLAS, and print it as a Markdown table."""
     from tilewave.lab.command import picture_command
 
-    picture_command(file, out, markdown)
+    picture_command(file, out, markdown, rungs, sizes)
 
 
 # A negative size is an argument for our own error, not an unknown option.

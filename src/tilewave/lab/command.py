@@ -153,13 +153,21 @@ def _open_gpu() -> tuple[Gpu, DeviceSpec, str]:
     )
 
 
-def picture_command(file: Path, out: Path | None, markdown: bool) -> None:
-    """Draw a ladder file, print it as Markdown, or both."""
+def picture_command(
+    file: Path, out: Path | None, markdown: bool, rungs: str | None = None, sizes: str | None = None
+) -> None:
+    """Draw a ladder file, or some of its rungs and sizes, print it as Markdown, or both."""
     from tilewave.lab.picture import draw_ladder, markdown_tables
 
     if out is None and not markdown:
         raise UsageError("nothing to do: give --out FILE, --markdown or both")
     ladder = load_ladder(file)
+    held = sorted({row.rung for row in ladder.rows}), ladder.sizes()
+    chosen = [
+        known if text is None else options.parse_numbers(text, known, what)
+        for what, text, known in zip(("rung", "size"), (rungs, sizes), held, strict=True)
+    ]
+    ladder = ladder.only(*chosen)
     if out is not None:
         draw_ladder(ladder, out)
     if markdown:

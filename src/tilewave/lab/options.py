@@ -27,19 +27,19 @@ def parse_sizes(text: str, largest: int = LARGEST_SIZE) -> tuple[int, ...]:
     return tuple(sorted(sizes))
 
 
-def parse_numbers(text: str, known: Iterable[int]) -> tuple[int, ...]:
-    """Rung numbers from "1-5,9", ascending and without repeats; each must be known."""
+def parse_numbers(text: str, known: Iterable[int], what: str = "rung") -> tuple[int, ...]:
+    """Numbers of rungs (or of ``what``) from "1-5,9", ascending, without repeats; each must be known."""
     available = sorted(known)
     chosen: set[int] = set()
     for word in text.split(","):
         first, dash, last = word.partition("-")
         low, high = _integer(first), _integer(last if dash else first)
         if low is None or high is None or low > high:
-            raise UsageError(f"rungs {word.strip()!r}: a number or a range such as 1-5 is accepted")
+            raise UsageError(f"{what}s {word.strip()!r}: a number or a range such as 1-5 is accepted")
         chosen_here = range(low, high + 1)
         unknown = next((number for number in chosen_here if number not in available), None)
         if unknown is not None:
-            raise UsageError(f"rung {unknown} is unknown: there are {_as_ranges(available)}")
+            raise UsageError(f"{what} {unknown} is unknown: there are {_as_ranges(available)}")
         chosen.update(chosen_here)
     return tuple(sorted(chosen))
 

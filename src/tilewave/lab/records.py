@@ -10,8 +10,8 @@ import json
 import os
 import statistics
 import tempfile
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +178,14 @@ class Ladder:
     def find(self, rung: int, size: int) -> Row | None:
         """The row of a rung at a size, or None."""
         return next((row for row in self.rows if (row.rung, row.size) == (rung, size)), None)
+
+    def only(self, rungs: Collection[int], sizes: Collection[int]) -> Ladder:
+        """The same ladder with the rows of these rungs and sizes alone."""
+        return replace(
+            self,
+            rows=[row for row in self.rows if row.rung in rungs and row.size in sizes],
+            baselines=[row for row in self.baselines if row.size in sizes],
+        )
 
     def put(self, row: Row) -> None:
         """Add a row in place of an older one of the same rung and size."""
