@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -65,6 +66,7 @@ def made_up_driver(
 
 def put(monkeypatch: pytest.MonkeyPatch, fake: Any) -> None:
     monkeypatch.setattr(driver, "_bindings", lambda: fake)
+    monkeypatch.setattr(driver.ProcessState, "initialised", False)
 
 
 def test_a_known_gpu_equals_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,3 +160,19 @@ def test_no_driver_at_all(kind: type[Exception], monkeypatch: pytest.MonkeyPatch
     put(monkeypatch, fake)
     with pytest.raises(ToolchainError, match=r"no NVIDIA driver was found.*580"):
         require_driver()
+
+
+def test_a_fork_of_a_process_that_queried_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    put(monkeypatch, made_up_driver(H200))
+    for used in (False, True):
+        if used:
+            query_device()
+        child = os.fork()
+        if child == 0:
+            try:
+                query_device()
+                os._exit(0)
+            except DeviceError as error:
+                os._exit(1 if "forked" in str(error) and "spawn" in str(error) else 2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == int(used)
+    assert query_device().sms == 132  # the parent goes on

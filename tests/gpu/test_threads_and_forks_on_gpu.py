@@ -199,6 +199,7 @@ calls = [
     lambda: driver.Module(device, program.cubin),
     lambda: driver.DeviceArray.empty(device, (8,)),
     driver.require_gpu,
+    query_device,
 ]
 for call in calls:
     in_child(call)
@@ -209,7 +210,7 @@ print("parent works")
     )
     *children, parent = output.splitlines()
     assert parent == "parent works"
-    assert len(children) == 7
+    assert len(children) == 8
     for line in children:
         assert line.startswith("DeviceError this process was forked from one that had already used CUDA")
         assert "spawn" in line
@@ -240,3 +241,26 @@ print(process.exitcode)
     message, code = output.splitlines()
     assert "forkserver" in message
     assert code == "0"
+
+
+@pytest.mark.usefixtures("device")
+def test_a_fork_after_another_use_of_the_driver_is_told() -> None:
+    output = run_python(
+        USE
+        + """
+from tilewave.device import query_device
+query_device()
+in_child(use)
+"""
+    )
+    assert output.splitlines()[0].startswith("DeviceError this process was forked")
+    output = run_python(
+        USE
+        + """
+import cuda.bindings.driver as bindings
+assert int(bindings.cuInit(0)[0]) == 0  # as another library does it
+in_child(use)
+"""
+    )
+    assert "CUDA_ERROR_NOT_INITIALIZED" in output
+    assert "probably this process was forked" in output

@@ -250,6 +250,23 @@ def test_one_bit_that_is_not_the_emulators_is_found(seed: int) -> None:
     assert found[0].findings[0].wrong_elements == 1
 
 
+def test_a_fault_that_only_the_emulator_sees_is_told_beside_a_right_result(seed: int) -> None:
+    class Lucky(Gpu):
+        """Where the kernel reads past B, there happen to be zeros."""
+
+        def product(
+            self, rung: Rung, program: Program, a: Float32, b: Float32
+        ) -> tuple[Float32, tuple[str, ...]]:
+            with np.errstate(invalid="ignore"):
+                return a @ b, ()
+
+    rung = broken(3, ("k0 + ty < K &&", "k0 + ty <= K &&"))
+    result = run_selftest([rung], SPEC, seed=seed, gpu=Lucky())
+    (outcome,) = result.failures
+    assert outcome.findings[0].what == "failed in the emulator"
+    assert "outside" in outcome.findings[0].detail
+
+
 def test_what_a_kernel_did_beside_its_result_is_told(seed: int) -> None:
     class Careless(Gpu):
         def spoil(self, rung: Rung, c: Float32) -> tuple[Float32, tuple[str, ...]]:

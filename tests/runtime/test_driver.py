@@ -20,6 +20,7 @@ from tilewave.runtime import driver
 class FakeResult(enum.IntEnum):
     CUDA_SUCCESS = 0
     CUDA_ERROR_OUT_OF_MEMORY = 2
+    CUDA_ERROR_NOT_INITIALIZED = 3
     CUDA_ERROR_NO_DEVICE = 100
     CUDA_ERROR_LAUNCH_FAILED = 719
 
@@ -86,8 +87,8 @@ class FakeCuda(types.ModuleType):
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     fake = FakeCuda()
     monkeypatch.setattr(driver, "_bindings", lambda: fake)
-    monkeypatch.setattr(driver._ProcessState, "initialised", False)
-    monkeypatch.setattr(driver._ProcessState, "forked", False)
+    monkeypatch.setattr(driver.ProcessState, "initialised", False)
+    monkeypatch.setattr(driver.ProcessState, "forked", False)
     driver.probe.cache_clear()
     yield fake
     driver.probe.cache_clear()
@@ -248,3 +249,13 @@ def test_a_fork_before_cuda_was_used_is_harmless(cuda: FakeCuda) -> None:
     if child == 0:
         os._exit(0 if driver.probe().usable else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_fork_of_a_process_where_another_library_used_cuda_is_suspected(cuda: FakeCuda) -> None:
+    cuda.failures["cuInit"] = FakeResult.CUDA_ERROR_NOT_INITIALIZED
+    reason = driver.probe().reason or ""
+    assert "cuInit failed with CUDA_ERROR_NOT_INITIALIZED (3)" in reason
+    assert "probably this process was forked" in reason
+    driver.probe.cache_clear()
+    cuda.failures["cuInit"] = FakeResult.CUDA_ERROR_NO_DEVICE
+    assert "forked" not in (driver.probe().reason or "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,25 @@ MINIMUM_DRIVER = 580
 
 _MINIMUM_CUDA = (13, 0)
 _NEED = f"tilewave needs driver {MINIMUM_DRIVER} or later (CUDA {_MINIMUM_CUDA[0]}.{_MINIMUM_CUDA[1]})"
+
+FORKED = (
+    "this process was forked from one that had already used CUDA, and CUDA does not survive a fork: start "
+    "worker processes with multiprocessing's 'spawn' or 'forkserver' method, or use CUDA in the children only"
+)
+
+
+class ProcessState:
+    """Whether tilewave initialised CUDA here, and whether this process is a fork of one where it did."""
+
+    initialised = False
+    forked = False
+
+
+def _after_fork_in_child() -> None:
+    ProcessState.forked = ProcessState.forked or ProcessState.initialised
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _bindings() -> Any:
@@ -69,11 +89,15 @@ def query_device(ordinal: int = 0) -> DeviceSpec:
 
     SMs, clock, registers, shared memory, thread and block limits, L2 and bandwidth are the driver's. What it
     does not tell (FP32 lanes, allocation units, power) comes from the table, as ``sources`` says. Raises
-    ``ToolchainError`` without a driver of 580 or later, ``DeviceError`` when there is no such GPU.
+    ``ToolchainError`` without a driver of 580 or later, ``DeviceError`` when there is no such GPU, or in a
+    fork of a process that had used CUDA.
     """
+    if ProcessState.forked:
+        raise DeviceError(FORKED)
     require_driver()
     driver = _bindings()
     _call(driver.cuInit, 0)
+    ProcessState.initialised = True
     count = _call(driver.cuDeviceGetCount)
     if not 0 <= ordinal < count:
         raise DeviceError(f"there is no GPU {ordinal}: the driver sees {count}, numbered from 0")

@@ -295,11 +295,15 @@ def _emulate(task: _Task) -> list[Outcome]:
     return [examine(task.rung, program, case, task.spec, task.seed, runner)[0] for case in task.cases]
 
 
-def _exact_products(task: _Task) -> list[Float32]:
-    """The products as a GPU rounds them. The rung has been compiled before."""
+def _exact_product(task: _Task) -> Float32 | EmulationError:
+    """The product of the task's one case as a GPU rounds it, or how the emulator found a fault instead."""
+    (case,) = task.cases
     program = compile_source(task.rung.source(), task.rung.entries, task.arch)
-    pairs = [case.operands(task.rung, task.seed) for case in task.cases]
-    return [emulate.product(task.rung, program, a, b, task.spec, exact_fma=True) for a, b in pairs]
+    a, b = case.operands(task.rung, task.seed)
+    try:
+        return emulate.product(task.rung, program, a, b, task.spec, exact_fma=True)
+    except EmulationError as error:
+        return error
 
 
 def _not_compiled(rung: Rung, error: CompileError) -> Outcome:
@@ -428,22 +432,32 @@ def _compare_bits(
     ordered = sorted(kept, key=lambda entry: first[entry.task.rung.number] is not entry)
     progress.start("comparing bits", len(ordered))
     results = {id(entry.task): entry for entry in ordered}
-    for task, (exact,) in run_tasks(_exact_products, [entry.task for entry in ordered], jobs, budget):
+    for task, exact in run_tasks(_exact_product, [entry.task for entry in ordered], jobs, budget):
         entry = results[id(task)]
         progress.step(task.rung.title)
         result.compared_bits = sorted({*result.compared_bits, task.rung.number})
         outcome = result.outcomes[entry.position]
-        differs = np.argwhere(differing(entry.c, exact))
-        if len(differs) and not outcome.findings:  # a value that is wrong has been reported already
-            row, column = (int(index) for index in differs[0])
-            got, expected = float(entry.c[row, column]), float(exact[row, column])
-            detail = (
-                f"{len(differs):,} of {exact.size:,} elements are not the emulator's bit for bit; first "
-                f"C[{row}, {column}] = {got!r}, the emulator says {expected!r}"
-            )
-            finding = Finding("other bits", detail, len(differs), (row, column), got, expected)
-            result.outcomes[entry.position] = replace(outcome, findings=(finding,))
+        found = _other_bits(entry.c, exact)
+        # A value that is wrong has been reported already.
+        if found is not None and (isinstance(exact, EmulationError) or not outcome.findings):
+            result.outcomes[entry.position] = replace(outcome, findings=(*outcome.findings, found))
     uncompared = sorted(set(first) - set(result.compared_bits))
     if uncompared:
         numbers = ", ".join(map(str, uncompared))
         result.notes.append(f"not compared with the emulator's bits, for want of time: rungs {numbers}")
+
+
+def _other_bits(c: Float32, exact: Float32 | EmulationError) -> Finding | None:
+    """How the GPU's result differs from the emulator's, if it does."""
+    if isinstance(exact, EmulationError):
+        return Finding("failed in the emulator", str(exact))
+    differs = np.argwhere(differing(c, exact))
+    if not len(differs):
+        return None
+    row, column = (int(index) for index in differs[0])
+    got, expected = float(c[row, column]), float(exact[row, column])
+    detail = (
+        f"{len(differs):,} of {exact.size:,} elements are not the emulator's bit for bit; first "
+        f"C[{row}, {column}] = {got!r}, the emulator says {expected!r}"
+    )
+    return Finding("other bits", detail, len(differs), (row, column), got, expected)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from tilewave.device.driver import MINIMUM_DRIVER
+from tilewave.device.driver import FORKED, MINIMUM_DRIVER, ProcessState
 from tilewave.errors import DeviceError, ToolchainError
 
 #: What cuDriverGetVersion answers for driver branch `MINIMUM_DRIVER`.
@@ -26,22 +26,8 @@ MINIMUM_DRIVER_CUDA = 13000
 #: A quiet NaN with a full payload: outputs are filled with it, so that an element never written shows.
 NAN_PATTERN = 0x7FFFFFFF
 
-_FORKED = (
-    "this process was forked from one that had already used CUDA, and CUDA does not survive a fork: start "
-    "worker processes with multiprocessing's 'spawn' or 'forkserver' method, or use CUDA in the children only"
-)
-
-
-class _ProcessState:
-    """Whether CUDA was initialised here, and whether this process is a fork of one where it was."""
-
-    initialised = False
-    forked = False
-
-
-def _after_fork_in_child() -> None:
-    _ProcessState.forked = _ProcessState.forked or _ProcessState.initialised
-    probe.cache_clear()
+_NOT_INITIALIZED = 3
+"""CUDA_ERROR_NOT_INITIALIZED: what cuInit answers in the fork of a process where any library used CUDA."""
 
 
 def _bindings() -> ModuleType:
@@ -64,14 +50,14 @@ def _describe(cuda: ModuleType, code: Any) -> str:
 
 
 def _fail(call: str, code: Any) -> DeviceError:
-    hint = f"; {_FORKED}" if _ProcessState.forked else ""
+    hint = f"; {FORKED}" if ProcessState.forked else ""
     return DeviceError(f"{call} failed with {_describe(_bindings(), code)}{hint}")
 
 
 def _call(name: str, *arguments: Any) -> Any:
     """Call a driver function, check its code, return its result (a tuple when it has several)."""
-    if _ProcessState.forked:
-        raise DeviceError(_FORKED)
+    if ProcessState.forked:
+        raise DeviceError(FORKED)
     code, *results = getattr(_bindings(), name)(*arguments)
     if int(code) != 0:
         raise _fail(name, code)
@@ -98,8 +84,8 @@ class Probe:
 @functools.cache
 def probe() -> Probe:
     """Look for a usable GPU. Never raises: without one, the reason says what is missing and what helps."""
-    if _ProcessState.forked:
-        return Probe(0, None, _FORKED)
+    if ProcessState.forked:
+        return Probe(0, None, FORKED)
     try:
         cuda = _bindings()
     except Exception as error:
@@ -112,7 +98,7 @@ def probe() -> Probe:
         return Probe(0, None, "no NVIDIA driver on this machine: libcuda was not found")
     try:
         if int(code) == 0:
-            _ProcessState.initialised = True
+            ProcessState.initialised = True
         _, version = cuda.cuDriverGetVersion()
         driver_cuda = (version // 1000, version % 1000 // 10)
         if version < MINIMUM_DRIVER_CUDA:
@@ -126,6 +112,8 @@ def probe() -> Probe:
         if int(code) != 0:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
             hint = "" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"
+            if int(code) == _NOT_INITIALIZED:  # another library used CUDA before the fork, unseen by us
+                hint += f"; probably {FORKED}"
             return Probe(0, driver_cuda, f"cuInit failed with {_describe(cuda, code)}{hint}")
         code, count = cuda.cuDeviceGetCount()
         if int(code) != 0:
@@ -137,7 +125,7 @@ def probe() -> Probe:
         return Probe(0, None, f"the NVIDIA driver could not be asked ({type(error).__name__}: {error})")
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+os.register_at_fork(after_in_child=probe.cache_clear)
 
 
 def require_gpu() -> Probe:
@@ -451,8 +439,8 @@ class PreparedLaunch:
 
     def __call__(self) -> None:
         """Submit the launch; errors of the kernel itself show at the next synchronisation."""
-        if _ProcessState.forked:
-            raise DeviceError(_FORKED)
+        if ProcessState.forked:
+            raise DeviceError(FORKED)
         code = self._submit(*self._arguments)[0]
         if code != 0:
             raise _fail(f"cuLaunchKernel of {self.function.symbol}", code)
@@ -460,7 +448,7 @@ class PreparedLaunch:
 
 def _release(context: Any, name: str, *arguments: Any) -> None:
     """Free something in its own context: clean-up may run in any thread, and its errors have no reader."""
-    if _ProcessState.forked:
+    if ProcessState.forked:
         return
     cuda = _bindings()
     if int(cuda.cuCtxPushCurrent(context)[0]) == 0:
