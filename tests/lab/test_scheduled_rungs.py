@@ -17,7 +17,7 @@ from tilewave.emulator import Memory, launch
 from tilewave.errors import EmulationError, MemoryFault, UsageError
 from tilewave.lab import emulate
 from tilewave.lab.launches import launch_of
-from tilewave.lab.registry import Rung, get_rung, load_rungs, parse_rungs
+from tilewave.lab.registry import Prediction, Rung, get_rung, load_rungs, parse_rungs
 from tilewave.precision import error_in_bounds
 
 SCHEDULED = [rung for rung in load_rungs() if rung.schedule is not None]
@@ -195,6 +195,29 @@ def test_sampled_counters_equal_those_of_every_block(number: int, monkeypatch: p
         # How many passes a 4-byte copy takes depends on where its rows start, which differs between tiles.
         tolerance = 1e-3 if name == "copy_passes" else 0
         assert getattr(sampled, name) == pytest.approx(value, rel=tolerance), name
+
+
+@pytest.mark.parametrize(
+    ("rung", "prediction"),
+    [
+        pytest.param(rung, prediction, marks=pytest.mark.long if prediction.size > 1025 else ())
+        for rung in SCHEDULED
+        for prediction in rung.predictions
+    ],
+    ids=lambda item: item.name if isinstance(item, Rung) else f"{item.counter} at {item.size}",
+)
+def test_every_prediction_comes_true(rung: Rung, prediction: Prediction) -> None:
+    def figure(number: int) -> float:
+        built, kernel, _ = emulate.build(get_rung(number), GPU, "sm_121", prediction.size)
+        counted = emulate.count(get_rung(number), built, kernel, prediction.size, GPU)
+        return float(getattr(counted, prediction.counter))
+
+    found = figure(rung.number)
+    if prediction.value is not None:
+        assert found == prediction.value
+    else:
+        assert rung.builds_on is not None
+        assert found / figure(rung.builds_on) == pytest.approx(prediction.ratio, rel=1e-6)
 
 
 @pytest.mark.parametrize(
