@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tilewave.device import get_spec
@@ -85,3 +87,16 @@ def test_every_constant_says_where_it_comes_from() -> None:
     for name, constant in constants.items():
         assert constant.unit, name
         assert constant.source, name
+
+
+def test_the_documentation_states_these_constants() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "planner.md").read_text()
+    constants = ARTICLE_COSTS.constants()
+    for line, name, digits in (
+        ("| 128x128, 128 threads |", "work, 128x128", ".4g"),
+        ("| 256x128 |", "work, 256x128", ".3g"),
+        ("| 128x128 double-buffered |", "work, 128x128 double-buffered", ".3g"),
+        ("| combining, split-K |", "combining, split_k", ".3g"),
+        ("| combining, stream-K |", "combining, stream_k", ".3g"),
+    ):
+        assert f"{line} {constants[name].value:{digits}} " in text, name
