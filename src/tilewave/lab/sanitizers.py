@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterable, Sequence
@@ -293,7 +295,7 @@ class Sanitizer:
 
     def run(self, tool: str, indices: Sequence[int], limit_s: float) -> ToolRun:
         """Launch targets under a tool, for at most ``limit_s`` seconds."""
-        log, results = self._folder / "sanitizer.log", self._folder / "results.jsonl"
+        log, results, printed = (self._folder / f"run.{kind}" for kind in ("log", "jsonl", "txt"))
         for file in (log, results):
             file.unlink(missing_ok=True)
         options = (f"--tool={tool}", *COMMON_OPTIONS, *TOOL_OPTIONS[tool])
@@ -301,14 +303,7 @@ class Sanitizer:
         command += ["--folder", str(self._folder), "--targets", ",".join(map(str, indices))]
         command += ["--results", str(results), *([] if tool == "initcheck" else ["--poison"])]
         started = time.monotonic()
-        code: int | None = None
-        try:
-            done = subprocess.run(
-                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=limit_s, check=False
-            )
-            code, output = done.returncode, done.stdout
-        except subprocess.TimeoutExpired as error:
-            output = error.stdout or b""
+        code = _run_in_group(command, printed, limit_s)
         text = log.read_text(errors="replace") if log.exists() else ""
         lines = results.read_text().splitlines() if results.exists() else []
         finished = {line["index"]: line["error_in_bounds"] for line in map(json.loads, lines)}
@@ -319,8 +314,25 @@ class Sanitizer:
             code,
             parse_log(text),
             finished,
-            output.decode(errors="replace")[-2000:],
+            printed.read_text(errors="replace")[-2000:],
         )
+
+
+def _run_in_group(command: Sequence[str], printed: Path, limit_s: float) -> int | None:
+    """Run a command and return its exit code, or None if it and all that it started were ended at the limit.
+
+    The tool starts the program as a process of its own, which would outlive it, perhaps in a kernel that hangs.
+    """
+    with printed.open("wb") as stream:
+        process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            return process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
 
 def judge_rungs(targets: Targets, run: ToolRun) -> dict[str, Any]:
