@@ -321,7 +321,7 @@ class Sanitizer:
 def _run_in_group(command: Sequence[str], printed: Path, limit_s: float) -> int | None:
     """Run a command and return its exit code, or None if it and all that it started were ended at the limit.
 
-    The tool starts the program as a process of its own, which would outlive it, perhaps in a kernel that hangs.
+    The tool starts the program as a process of its own, which could outlive it in a kernel that hangs.
     """
     with printed.open("wb") as stream:
         process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True)
