@@ -119,8 +119,7 @@ def statements(
     """A random program; exchanges only where all threads pass.
 
     `known` are the variables that have a value here. Besides the common ones, which are assigned everywhere,
-            operation = str(rng.choice(list(OPERATIONS)))
-            result.append(Assign(operation, variable, left, right))
+    some are assigned once and read in what follows: their lifetimes end in the middle of loops.
     """
     result: list[Any] = []
     known = list(known)
