@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -82,7 +83,7 @@ def launch(
     the basic blocks that a batch may run, to end endless loops.
     """
     started = time.perf_counter()
-    module = parse_ptx(ptx) if isinstance(ptx, str) else ptx
+    module = _parsed(ptx) if isinstance(ptx, str) else ptx
     program = translate(module, symbol, Options(exact_fma=exact_fma, checked=detect_races, values=values))
     grid, block = _shape(grid, "grid"), _shape(block, "block")
     threads = block[0] * block[1] * block[2]
@@ -131,6 +132,12 @@ def launch(
                     part += done.totals()
             counters += part if weight == 1 else part.scaled(weight)
     return LaunchResult(counters, blocks_run, total, time.perf_counter() - started)
+
+
+@lru_cache(maxsize=16)
+def _parsed(text: str) -> Module:
+    """Text that is launched again is neither parsed nor translated again."""
+    return parse_ptx(text)
 
 
 def _run_batches(machines: Iterable[Machine]) -> Iterator[Machine]:

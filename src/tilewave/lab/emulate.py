@@ -149,6 +149,7 @@ def count(rung: Rung, program: Program, kernel: Kernel, size: int, spec: DeviceS
             arguments,
             memory,
             blocks=kind.representatives,
+            values=False,
         )
         blocks_run += result.blocks_run
         # The emulator scales to the whole launch; this kind is only a part of it.
