@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 # The oldest NVRTC that tilewave supports (PyTorch pins it): the compiler's tests run under it too.
 OLD_NVRTC := .cache/nvrtc-13.0.88
 
-.PHONY: run setup lint test test-all resources clean
+.PHONY: run setup lint test test-long test-all resources clean
 
 run: setup
 	$(BIN)/tilewave ladder
@@ -34,9 +34,12 @@ test: lint $(OLD_NVRTC)/.ready
 	$(BIN)/pytest -n 2 -m "not long"
 	TILEWAVE_NVRTC=$(OLD_NVRTC)/nvidia/cu13/lib $(BIN)/pytest -n 2 -m "not long" tests/compiler
 
-test-all: lint $(OLD_NVRTC)/.ready
-	$(BIN)/pytest -n 2
-	TILEWAVE_NVRTC=$(OLD_NVRTC)/nvidia/cu13/lib $(BIN)/pytest -n 2 tests/compiler
+# What `make test` leaves out for its length.
+test-long: lint $(OLD_NVRTC)/.ready
+	$(BIN)/pytest -n 2 -m long
+	TILEWAVE_NVRTC=$(OLD_NVRTC)/nvidia/cu13/lib $(BIN)/pytest -n 2 -m long tests/compiler
+
+test-all: test test-long
 
 # The table of every rung's registers, spills and occupancy, by both compilers.
 resources: $(OLD_NVRTC)/.ready

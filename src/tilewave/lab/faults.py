@@ -121,4 +121,13 @@ FAULTS = (
         r"Barrier error detected\. Divergent thread\(s\) in (block|warp)",
         "BarrierError",
     ),
+    Fault(
+        "a barrier that some lanes do not reach",
+        3,
+        Edit("    __syncthreads();\n", "    if (col < N) __syncthreads();\n", count=2),
+        (35, 37, 67),
+        "synccheck",
+        r"Barrier error detected\. Divergent thread\(s\) in (block|warp)",
+        "BarrierError",
+    ),
 )
