@@ -21,7 +21,7 @@ from tilewave.errors import EmulationError, UnknownInstructionError
 from tilewave.lab.registry import load_rungs
 
 needs_nvdisasm = pytest.mark.skipif(nvdisasm() is None, reason="the nvidia-cuda-nvdisasm wheel is missing")
-RUNGS = [rung.number for rung in load_rungs() if rung.number <= 12]
+RUNGS = [rung.number for rung in load_rungs()]
 ARCHITECTURES = [
     "sm_80",
     "sm_90a",

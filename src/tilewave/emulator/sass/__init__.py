@@ -9,7 +9,7 @@ from tilewave.emulator.sass.decode import decode, decode_function
 from tilewave.emulator.sass.elf import Cubin, Function
 from tilewave.emulator.sass.hazards import Hazard
 from tilewave.emulator.sass.instruction import Control, Instruction
-from tilewave.emulator.sass.interpret import BlockResult, run_block
+from tilewave.emulator.sass.interpret import BlockResult, run_block, run_blocks
 
 __all__ = [
     "BlockResult",
@@ -21,4 +21,5 @@ __all__ = [
     "decode",
     "decode_function",
     "run_block",
+    "run_blocks",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -37,6 +38,7 @@ def decode_function(function: Function, sm: int) -> list[Instruction]:
     return [decode(word, i * INSTRUCTION_BYTES, sm) for i, word in enumerate(function.words())]
 
 
+@functools.lru_cache(maxsize=32768)
 def decode(word: int, address: int = 0, sm: int = 90) -> Instruction:
     """Decode one instruction; `UnknownInstructionError` names address and hex of what the table lacks."""
     if sm not in KNOWN_ARCHITECTURES:

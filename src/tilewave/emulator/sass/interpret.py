@@ -69,6 +69,10 @@ class _Group:
         self.threads = self.threads | other.threads
 
 
+_TURN = 20_000
+"""Instructions that a block may issue before the next one has its turn."""
+
+
 @dataclass(frozen=True)
 class _Step:
     """An instruction with what is worth working out once."""
@@ -77,6 +81,11 @@ class _Step:
     handler: Handler | None
     uniform: bool
     cached: tuple[tuple[int, Register], ...]
+
+
+def _step(instruction: Instruction) -> _Step:
+    handler = _HANDLERS.get(instruction.opcode)
+    return _Step(instruction, handler, instruction.guard.uniform, cached_reads(instruction))
 
 
 def run_block(
@@ -91,27 +100,74 @@ def run_block(
     dynamic_shared_bytes: int = 0,
     max_instructions: int = 50_000_000,
 ) -> BlockResult:
-    """Execute one block of a kernel.
+    """Execute one block of a kernel; see `run_blocks`."""
+    x, y, z = (int(n) for n in block_index)
+    return run_blocks(
+        cubin,
+        kernel,
+        grid=grid,
+        block=block,
+        blocks=[(x, y, z)],
+        args=args,
+        memory=memory,
+        dynamic_shared_bytes=dynamic_shared_bytes,
+        max_instructions=max_instructions,
+    )[0]
 
-    `grid`, `block` and `block_index` are (x, y, z); `args` are buffers of `memory`, integers and floats,
+
+def run_blocks(
+    cubin: Cubin,
+    kernel: str,
+    *,
+    grid: Sequence[int],
+    block: Sequence[int],
+    args: Sequence[Buffer | int | float],
+    memory: Memory,
+    blocks: Sequence[tuple[int, int, int]] | None = None,
+    dynamic_shared_bytes: int = 0,
+    max_instructions: int = 50_000_000,
+) -> list[BlockResult]:
+    """Execute blocks of a kernel, all of the grid by default, and return what became of each.
+
+    All blocks are resident, and take turns in order of their index, so that one may wait for a flag that
+    another sets.
+
+    `grid`, `block` and the indices are (x, y, z); `args` are buffers of `memory`, integers and floats,
     packed by the sizes that the cubin declares. Raises `UnknownInstructionError` for what the interpreter
     lacks, `MemoryFault` with the instruction for a bad access, `BarrierError` for a deadlock.
     """
     function = cubin.function(kernel)
     code = decode_function(function, cubin.sm)
+    extent = tuple(int(n) for n in grid)
     shape = tuple(int(n) for n in block)
+    if len(extent) != 3 or min(extent) < 1:
+        raise UsageError(f"grid is {tuple(grid)}; it should be (x, y, z) of at least 1")
     if len(shape) != 3 or min(shape) < 1 or int(np.prod(shape)) > 1024:
         raise UsageError(f"block is {tuple(block)}; it should be (x, y, z) with 1 to 1024 threads")
-    machine = Machine(
-        threads=int(np.prod(shape)),
-        block_dim=(shape[0], shape[1], shape[2]),
-        block_index=(int(block_index[0]), int(block_index[1]), int(block_index[2])),
-        memory=memory,
-        shared_bytes=function.shared_bytes + dynamic_shared_bytes,
-        local_bytes=function.local_bytes,
-        constants=function.constants | {0: _bank_0(cubin, function, grid, shape, args)},
-    )
-    return _Execution(machine, code, max_instructions).run()
+    constants = function.constants | {0: _bank_0(cubin, function, extent, shape, args)}
+    steps = [_step(instruction) for instruction in code]
+    if blocks is None:
+        blocks = [(x, y, z) for z in range(extent[2]) for y in range(extent[1]) for x in range(extent[0])]
+    executions = [
+        _Execution(
+            Machine(
+                threads=int(np.prod(shape)),
+                block_dim=(shape[0], shape[1], shape[2]),
+                block_index=index,
+                memory=memory,
+                shared_bytes=function.shared_bytes + dynamic_shared_bytes,
+                local_bytes=function.local_bytes,
+                constants=constants,
+            ),
+            steps,
+            max_instructions,
+        )
+        for index in blocks
+    ]
+    running = list(executions)
+    while running:
+        running = [execution for execution in running if not execution.run(_TURN)]
+    return [execution.result() for execution in executions]
 
 
 def _bank_0(
@@ -146,23 +202,14 @@ def _bank_0(
 class _Execution:
     """The groups of one block, and where they wait."""
 
-    def __init__(self, machine: Machine, code: Sequence[Instruction], max_instructions: int) -> None:
+    def __init__(self, machine: Machine, steps: Sequence[_Step], max_instructions: int) -> None:
         self.machine = machine
-        self.steps = [
-            _Step(
-                instruction,
-                _HANDLERS.get(instruction.opcode),
-                instruction.guard.uniform,
-                cached_reads(instruction),
-            )
-            for instruction in code
-        ]
+        self.steps = steps
         self.ready = [_Group(machine.exists.copy(), 0)]
         self.alive: Mask = machine.exists.copy()
         self.members = np.zeros((_CONVERGENCE_BARRIERS + 1, machine.lanes), dtype=np.bool_)
         self.converging: list[tuple[int, _Group]] = []
         self.at_barrier: list[tuple[Instruction, _Group]] = []
-        self.returns: dict[int, int] = {}
         self.hazards: dict[tuple[str, int, tuple[str, int]], Hazard] = {}
         self.issued = self.warp_issued = self.cycles = 0
         self.max_instructions = max_instructions
@@ -179,15 +226,23 @@ class _Execution:
             "RET.REL": self._return,
         }
 
-    def run(self) -> BlockResult:
+    def run(self, budget: int) -> bool:
+        """Issue about `budget` instructions; returns whether the block has ended."""
+        stop = self.issued + budget
         with np.errstate(all="ignore"):
             while self.ready:
-                self._run_group(self._next_group())
+                if self.issued >= stop:
+                    return False
+                self._run_group(self._next_group(), stop)
         if self.at_barrier or self.converging:
             waiting = [str(i) for i, _ in self.at_barrier] or ["a convergence barrier"]
             raise BarrierError(
                 f"{int(self.alive.sum())} threads wait for ever, at {', '.join(sorted(set(waiting)))}"
             )
+        return True
+
+    def result(self) -> BlockResult:
+        """What became of the block."""
         return BlockResult(tuple(self.hazards.values()), self.issued, self.warp_issued, self.cycles)
 
     def _next_group(self) -> _Group:
@@ -199,8 +254,8 @@ class _Execution:
             first.absorb(other)
         return first
 
-    def _run_group(self, group: _Group) -> None:
-        """Run until the group ends, waits, or comes to where another group stands."""
+    def _run_group(self, group: _Group, stop: int) -> None:
+        """Run until the group ends, waits, comes to where another group stands, or the turn is over."""
         others = min((g.pc for g in self.ready), default=None)
         while True:
             if not 0 <= group.pc < len(self.steps) * INSTRUCTION_BYTES:
@@ -212,9 +267,9 @@ class _Execution:
                 raise EmulationError(f"stopped after {self.max_instructions} instructions")
             if not going_on:
                 return
-            waiting = min((g.pc for g in self.ready), default=None) if step.handler is None else others
-            others = waiting
-            if others is not None and group.pc >= others:
+            if step.handler is None:
+                others = min((g.pc for g in self.ready), default=None)
+            if (others is not None and group.pc >= others) or self.issued >= stop:
                 self.ready.append(group)
                 return
 
@@ -224,7 +279,15 @@ class _Execution:
         state = group.hazards
         if instruction.control.wait_mask:
             state.wait(instruction, group.threads)
+        stale: list[Hazard] = []
+        if step.cached and group.cache.has_entries:
+            machine.old_operands = group.cache.read(instruction, step.cached, stale)
+        elif step.cached and instruction.control.reuse:
+            group.cache.read(instruction, step.cached, stale)
         early = state.early_reads(instruction)
+        if early and machine.old_operands:
+            cached = group.cache.untouched(step.cached, machine.old_operands)
+            early = [hazard for hazard in early if hazard.cell not in cached]
         saved = self._poison(early, instruction, group.threads) if early else None
         active = (
             self._uniform_mask(instruction, group)
@@ -232,9 +295,7 @@ class _Execution:
             else machine.guarded(instruction, group.threads)
         )
         some = bool(active.any())
-        found = early
-        if step.cached and (group.cache.has_entries or instruction.control.reuse):
-            machine.old_operands = group.cache.read(instruction, step.cached, found)
+        found = stale + early
         spoil = None
         going_on = True
         if step.handler is not None:

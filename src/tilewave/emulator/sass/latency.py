@@ -122,9 +122,9 @@ def latency(producer: Instruction, cell: Cell, consumer: Instruction) -> int:
     if kind == "P":
         is_guard = not consumer.guard.uniform and consumer.guard.index == index
         return _PREDICATE_CONTROL if is_guard or sink not in (FMA, ALU) else _PREDICATE_OPERAND
-    if producer.opcode == "HFMA2.MMA":
-        return _TENSOR
     cycles = _SAME_PIPE if source == sink or sink == CONVERT else _OTHER_PIPE
+    if producer.opcode == "HFMA2.MMA":
+        cycles = _TENSOR
     if producer.opcode == "IMAD.WIDE" and _is_half(producer.operands[0], index, high=False):
         cycles -= _WIDE_HALF
     if consumer.opcode == "IMAD.WIDE" and _only_high_addend(consumer, index):

@@ -68,8 +68,8 @@ class Machine:
         self._banks = {bank: _padded(data) for bank, data in constants.items()}
         self.block_dim = block_dim
         self.block_index = block_index
-        self.old_operands: dict[int, U32] = {}
-        """Operands of the current instruction that a reuse cache supplies, by operand slot: stale values."""
+        self.old_operands: dict[tuple[int, int], U32] = {}
+        """Stale values that a reuse cache supplies to the current instruction, by operand slot and part."""
         self.started_copies: list[Callable[[Mask], None]] = []
         """Asynchronous copies of the instruction that has just executed: each makes its data arrive."""
         linear = np.arange(self.lanes, dtype=np.uint32)
@@ -109,8 +109,8 @@ class Machine:
             if operand.uniform:
                 value = self.uniform_row(index, operand.zero)
                 return np.repeat(value, WARP) if per_thread else value
-            if self.old_operands and operand.slot is not None and part == 0:
-                return self.old_operands.get(operand.slot, self.registers[index])
+            if self.old_operands and operand.slot is not None:
+                return self.old_operands.get((operand.slot, part), self.registers[index])
             return self.registers[index]
         count = self.lanes if per_thread else self.warps
         if isinstance(operand, Immediate):

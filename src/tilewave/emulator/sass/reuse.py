@@ -57,12 +57,12 @@ class ReuseCache:
 
     def read(
         self, instruction: Instruction, reads: tuple[tuple[int, Register], ...], found: list[Hazard]
-    ) -> dict[int, U32]:
-        """Old values that the cache supplies, by slot; stale ones are added to `found`.
+    ) -> dict[tuple[int, int], U32]:
+        """Old values that the cache supplies, by slot and part of the operand; each is added to `found`.
 
         Updates the entries as the instruction's reads and flags say.
         """
-        supplied: dict[int, U32] = {}
+        supplied: dict[tuple[int, int], U32] = {}
         for slot, register in reads:
             for part in range(register.count):
                 index = register.index + part
@@ -70,12 +70,18 @@ class ReuseCache:
                 entry = self._entries.pop(key, None)
                 if entry is not None and entry.register == index and entry.old is not None:
                     found.append(_stale(instruction, index, entry.keeper))
-                    if part == 0:
-                        supplied[slot] = entry.old
+                    supplied[slot, part] = entry.old
                 if register.reuse and instruction.control.yield_bit:
                     old = entry.old if entry is not None and entry.register == index else None
                     self._entries[key] = _Entry(index, instruction, old)
         return supplied
+
+    @staticmethod
+    def untouched(reads: tuple[tuple[int, Register], ...], supplied: dict[tuple[int, int], U32]) -> set[Cell]:
+        """Registers that the instruction does not read at all, as the cache supplies every use of them."""
+        uses = [(slot, part, ("R", r.index + part)) for slot, r in reads for part in range(r.count)]
+        read = {cell for slot, part, cell in uses if (slot, part) not in supplied}
+        return {cell for _, _, cell in uses} - read
 
     def before_write(self, machine: Machine, cells: tuple[Cell, ...]) -> None:
         """Save cached registers that are about to change."""

@@ -202,6 +202,8 @@ def shuffle(m: Machine, i: Instruction, threads: Mask) -> None:
 
 
 _ATOMIC: dict[str, Callable[[int, int], int]] = {
+    "INC": lambda old, value: 0 if old >= value else old + 1,
+    "DEC": lambda old, value: value if old == 0 or old > value else old - 1,
     "ADD": lambda old, value: old + value,
     "MIN": min,
     "MAX": max,
@@ -214,8 +216,8 @@ _ATOMIC: dict[str, Callable[[int, int], int]] = {
 
 def atomic(m: Machine, i: Instruction, threads: Mask) -> None:
     """ATOMG, REDG and ATOMS on 32-bit words, one thread after another."""
-    name = next(n for n in i.modifiers if n in (*_ATOMIC, "INC", "DEC"))
-    if name not in _ATOMIC or any(i.has(t) for t in ("64", "S64")):
+    name = next(n for n in i.modifiers if n in _ATOMIC)
+    if any(i.has(t) for t in ("64", "S64")):
         raise unsupported(i, "this atomic operation")
     floating, signed = i.has("F32.FTZ.RN"), i.has("S32")
     space = m.shared if i.opcode == "ATOMS" else m.memory
