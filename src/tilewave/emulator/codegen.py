@@ -8,7 +8,7 @@ the context `x` (the lanes that it runs on) and the rows that it names.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import CodeType
@@ -134,7 +134,15 @@ def unknown(
 class Emitter:
     """Writes the Python code of one basic block."""
 
-    def __init__(self, slots: Slots, layout: Layout, options: Options, accesses: dict[int, Access]) -> None:
+    def __init__(
+        self,
+        slots: Slots,
+        layout: Layout,
+        options: Options,
+        accesses: dict[int, Access],
+        handlers: Mapping[str, Callable[[Emitter, Instruction], None]],
+    ) -> None:
+        self.handlers = handlers
         self.slots = slots
         self.layout = layout
         self.options = options
@@ -264,11 +272,9 @@ class Emitter:
 
     def emit(self, instruction: Instruction) -> None:
         """Write the code of one instruction (control flow is left to the scheduler)."""
-        from tilewave.emulator.opcodes import EMITTERS
-
         self.instruction = instruction
         self.scratch, self.guard, self.after = 0, None, []
-        emitter = EMITTERS.get(instruction.opcode)
+        emitter = self.handlers.get(instruction.opcode)
         if emitter is None:
             raise self.unknown()
         if instruction.guard is not None and instruction.opcode not in ("bra", "ret", "exit"):

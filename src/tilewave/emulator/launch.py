@@ -24,9 +24,6 @@ BATCH_LANES = 8192
 
 _MAX_THREADS = 1024
 
-_VARIABLES: WeakKeyDictionary[Memory, dict[tuple[int, str], Buffer]] = WeakKeyDictionary()
-"""Buffers of the modules' global and constant variables, in each memory."""
-
 
 @dataclass(frozen=True)
 class LaunchResult:
@@ -216,15 +213,16 @@ def _sampled(count: int, grid: Shape) -> list[tuple[float, list[int]]]:
 
 def _variables(module: Module, memory: Memory) -> dict[str, int]:
     """Addresses of the module's global and constant variables, which a memory keeps between launches."""
-    known = _VARIABLES.setdefault(memory, {})
+    memories: WeakKeyDictionary[Memory, dict[str, Buffer]] = module.__dict__.setdefault(
+        "_variables", WeakKeyDictionary()
+    )
+    known = memories.setdefault(memory, {})
     addresses = {}
     for variable in module.variables.values():
-        if variable.space not in ("global", "const"):
-            continue
-        key = (id(module), variable.name)
-        if key not in known:
-            known[key] = _place(variable, memory)
-        addresses[variable.name] = known[key].address
+        if variable.space in ("global", "const"):
+            if variable.name not in known:
+                known[variable.name] = _place(variable, memory)
+            addresses[variable.name] = known[variable.name].address
     return addresses
 
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from tilewave.emulator import memory_opcodes, opcodes
 from tilewave.emulator.codegen import Access, BlockCode, Emitter, Options, unknown
 from tilewave.emulator.counters import classify
 from tilewave.emulator.flow import BasicBlock, End, Slots, assign_slots, basic_blocks, is_block_barrier
 from tilewave.emulator.layout import Layout
-from tilewave.emulator.opcodes import space_of, vector_of
+from tilewave.emulator.memory_opcodes import space_of, vector_of
 from tilewave.emulator.ptx import Entry, Immediate, Instruction, Module, type_bits
 from tilewave.emulator.slicing import value_only
 from tilewave.emulator.widening import widen
 from tilewave.errors import UnknownInstructionError, UsageError
+
+HANDLERS = {**opcodes.opcode, **memory_opcodes.opcode}
+"""All opcodes that the emulator executes."""
 
 
 @dataclass
@@ -68,7 +72,7 @@ def _translate(entry: Entry, target: str, options: Options) -> Program:
     codes = []
     scratch_rows = 0
     for block in blocks:
-        emitter = Emitter(slots, layout, options, accesses)
+        emitter = Emitter(slots, layout, options, accesses, HANDLERS)
         body = code[block.first : block.stop]
         emitter.value_only = left_out
         emitter.find_groups(body)
