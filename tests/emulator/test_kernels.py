@@ -216,6 +216,18 @@ PLAIN_RUNGS = [rung for rung in load_rungs() if rung.number < 18]
 """The rungs that need no workspace and no particular number of blocks."""
 
 
+def test_a_wait_behind_the_barrier_is_found(rng: np.random.Generator) -> None:
+    """Each thread waits for its own copies only: those of other warps may still be on their way."""
+    a = rng.random((5, 128), dtype=np.float32)
+    wait = 'asm volatile("cp.async.wait_group 1;" ::: "memory");'
+    broken = COPIES.replace(wait, "").replace(
+        "__syncthreads();\n    sum", f"__syncthreads(); {wait}\n    sum"
+    )
+    assert broken.count(wait) == 1
+    with pytest.raises(RaceError, match=r"ld\.shared"):
+        copies(broken, a, detect_races=True)
+
+
 def some_rungs() -> list[Any]:
     """All rungs, most of them in the long tests."""
     often = (1, 3, 5, 8, 12, 13, 15, 17)

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewave.emulator.codegen import Access
+from tilewave.emulator.lanes import Lanes
 from tilewave.emulator.memory import POISON
 
 if TYPE_CHECKING:
-    from tilewave.emulator.lanes import Lanes
     from tilewave.emulator.machine import Machine
 
 
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 class _Copy:
     """Copies that some lanes started with one instruction: where each goes, its words, its commit group."""
 
+    access: Access
     ids: npt.NDArray[np.int64]
+    addresses: npt.NDArray[np.int64]
     places: npt.NDArray[np.int64]  # word index in the machine's shared memory
     words: list[npt.NDArray[np.uint32]]
     groups: npt.NDArray[np.int64]
@@ -27,7 +30,8 @@ class _Copy:
     def select(self, chosen: npt.NDArray[Any]) -> _Copy:
         """The copies of some of the lanes."""
         words = [word[chosen] for word in self.words]
-        return _Copy(self.ids[chosen], self.places[chosen], words, self.groups[chosen])
+        ids, addresses = self.ids[chosen], self.addresses[chosen]
+        return _Copy(self.access, ids, addresses, self.places[chosen], words, self.groups[chosen])
 
 
 class CopyQueue:
@@ -42,13 +46,19 @@ class CopyQueue:
         self._flying: list[_Copy] = []
 
     def start(
-        self, lanes: Lanes, addresses: npt.NDArray[np.int64], words: list[npt.NDArray[np.uint32]]
+        self,
+        lanes: Lanes,
+        access: Access,
+        addresses: npt.NDArray[np.int64],
+        words: list[npt.NDArray[np.uint32]],
     ) -> None:
         """Queue one copy for each lane, to (checked) shared addresses."""
         places = (addresses + lanes.shared_bases) >> 2
         for offset in range(len(words)):
             self._machine.shared_words[places + offset] = POISON
-        self._flying.append(_Copy(lanes.ids, places, words, self._committed[lanes.ids]))
+        groups = self._committed[lanes.ids]
+        self._flying.append(_Copy(access, lanes.ids, addresses, places, words, groups))
+        self._note_write(self._flying[-1])
 
     def commit(self, lanes: Lanes) -> None:
         """Close the lanes' current group of copies."""
@@ -73,6 +83,14 @@ class CopyQueue:
                 remaining.append(copy)
         self._flying = remaining
 
+    def _note_write(self, copy: _Copy) -> None:
+        """Tell the race detector. A copy may write until the wait for it ends."""
+        machine = self._machine
+        if machine.races is not None:
+            lanes = Lanes(machine, copy.ids)
+            machine.races.write(lanes, copy.access, copy.addresses, 4 * len(copy.words), None)
+
     def _finish(self, copy: _Copy) -> None:
+        self._note_write(copy)
         for offset, word in enumerate(copy.words):
             self._machine.shared_words[copy.places + offset] = word

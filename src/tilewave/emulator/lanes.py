@@ -342,9 +342,7 @@ class Lanes:
         part = self if mask is None else Lanes(machine, self.ids[lanes])
         chosen = target if mask is None else target[lanes]
         part._check_shared(access, chosen)
-        if machine.races is not None:
-            machine.races.write(part, access, chosen, size, None)
-        machine.copies.start(part, chosen, [word[lanes] for word in words])
+        machine.copies.start(part, access, chosen, [word[lanes] for word in words])
 
     def _copy_part(
         self, access: Access, source: Array, size: int, given: Array, words: list[Array], mask: Mask | None
