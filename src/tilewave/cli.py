@@ -155,6 +155,53 @@ def selftest(
 
 
 @app.command()
+def probe(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="Which probes, or all; without a name they are listed.", metavar="[NAME]..."),
+    ] = None,
+    size: Annotated[
+        str | None,
+        typer.Option(help="N of the N x N x N products; each probe's own by default.", metavar="N,N,..."),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="The GPU model to emulate (see `tilewave info`).", metavar="NAME"),
+    ] = None,
+    emulate: Annotated[bool, typer.Option("--emulate", help="Emulate even if there is a GPU.")] = False,
+    budget: Annotated[
+        float | None,
+        typer.Option(help="Start nothing that would take longer than this in all.", metavar="SECONDS"),
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write all results here.", metavar="FILE")] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(help="Processes that compile and emulate; one a core by default.", metavar="N"),
+    ] = None,
+    profile: Annotated[
+        bool | None,
+        typer.Option(
+            "--profile/--no-profile",
+            help="Read counters and stalls with Nsight Compute; by default only where a probe needs it.",
+        ),
+    ] = None,
+) -> None:
+    """Change one thing in a rung and see what it was worth: no loads, no transpose, other lane maps ..."""
+    from tilewave.lab.probe_command import probe_command
+
+    probe_command(
+        names or [],
+        sizes=size,
+        device=device,
+        emulate=emulate,
+        budget=budget,
+        path=json,
+        jobs=jobs,
+        profile=profile,
+    )
+
+
+@app.command()
 def picture(
     file: Annotated[Path, typer.Argument(help="A file that `tilewave ladder --json` wrote.")],
     out: Annotated[

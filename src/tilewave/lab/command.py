@@ -106,10 +106,10 @@ def ladder_command(
     gpu: Gpu | None = None
     if emulated:
         console.print(
-            _emulation_notice(found.reason, spec, asked=emulate or device is not None), style="bold"
+            emulation_notice(found.reason, spec, asked=emulate or device is not None), style="bold"
         )
     else:
-        gpu, spec, notice = _open_gpu()
+        gpu, spec, notice = open_gpu()
         console.print(notice, style="bold")
     with progress_bar() as progress:
         ladder = run_ladder(
@@ -131,7 +131,8 @@ def ladder_command(
         sys.exit(1)
 
 
-def _emulation_notice(reason: str | None, spec: DeviceSpec, asked: bool) -> str:
+def emulation_notice(reason: str | None, spec: DeviceSpec, asked: bool) -> str:
+    """What to tell a user who gets the emulator, because of ``reason`` or because they asked for it."""
     why = "As asked" if asked or reason is None else f"No GPU was found ({reason})"
     return (
         f"{why}: every kernel is compiled for {spec.name} ({spec.arch}), "
@@ -139,7 +140,8 @@ def _emulation_notice(reason: str | None, spec: DeviceSpec, asked: bool) -> str:
     )
 
 
-def _open_gpu() -> tuple[Gpu, DeviceSpec, str]:
+def open_gpu() -> tuple[Gpu, DeviceSpec, str]:
+    """The first GPU with the baseline to compare with, its description, and a line that names both."""
     from tilewave.bench.baseline import find_baseline
     from tilewave.compiler.toolchain import compiler_version, supported_architectures
 
