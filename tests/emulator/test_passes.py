@@ -49,32 +49,43 @@ def plain_passes(addresses: list[int], active: list[bool], width: int, kind: Kin
 def plain_set(line: int) -> int:
     """The tag set of a line: the exclusive or of what its address bits contribute, bit 7 first."""
     number = 0
-    for bit, value in enumerate([0b01, 0b10, 0b01, 0b10, 0b11, 0b01, 0b10, 0b11]):
+    for bit, value in enumerate([1, 2, 1, 2, 3, 1, 2, 3, 2, 1, 2, 1, 3, 1]):
         number ^= value if line >> bit & 1 else 0
     return number
 
 
 def plain_copy(
-    targets: list[int], sources: list[int], active: list[bool], reads: list[bool], width: int, bypass: bool
+    targets: list[int],
+    sources: list[int],
+    active: list[bool],
+    reads: list[bool],
+    width: int,
+    bypass: bool,
+    hits: bool,
 ) -> tuple[int, int, int]:
     """The copies' rule of the module's docstring for one warp: passes, conflicts and sectors."""
     on = [lane for lane in range(32) if active[lane]]
+    lanes_of: dict[int, list[int]] = {}
+    for lane in on:
+        if reads[lane]:
+            lanes_of.setdefault(sources[lane] // 128, []).append(lane)
     if bypass:
-        taken: dict[int, int] = {}
-        for lane in on:
-            taken.setdefault(targets[lane], lane)
-        pairs = {(sources[lane] // 128, targets[lane] // 32) for lane in taken.values() if reads[lane]}
-        return 0, 0, len(pairs)
+        written: set[int] = set()
+        sectors = 0
+        for lanes in sorted(lanes_of.values(), key=len, reverse=True):
+            fresh = {targets[lane] for lane in lanes} - written
+            written |= fresh
+            sectors += len({target // 32 for target in fresh})
+        zeros = [active[lane] and not reads[lane] for lane in range(32)]
+        return *plain_passes(targets, zeros, width, "store"), sectors
     waiting: list[list[int]] = [[], [], [], []]
-    for lane in on:
-        line = sources[lane] // 128
-        if reads[lane] and line not in waiting[plain_set(line)]:
-            waiting[plain_set(line)].append(line)
-    lookup = {line: number for queue in waiting for number, line in enumerate(queue)}
+    for line in lanes_of:
+        waiting[plain_set(line)].append(line)
+    lookup = {line: 0 if hits else number for queue in waiting for number, line in enumerate(queue)}
     banks = 128 // width
-    groups: dict[tuple[int, int], list[int]] = {}
+    groups: dict[tuple[int, int | str], list[int]] = {}
     for lane in on:
-        number = lookup[sources[lane] // 128] if reads[lane] else 0
+        number = lookup[sources[lane] // 128] if reads[lane] else "zeros"
         groups.setdefault((lane // banks, number), []).append(lane)
     passes = 0
     for group in groups.values():
@@ -148,19 +159,36 @@ def test_random_patterns_against_the_plain_rule(rng: Generator, width: int, kind
         )
 
 
-@pytest.mark.parametrize("bypass", [False, True])
-@pytest.mark.parametrize("width", [4, 8, 16])
-def test_random_copies_against_the_plain_rule(rng: Generator, width: int, bypass: bool) -> None:
+def random_copies(rng: Generator, width: int) -> tuple[np.ndarray, ...]:
+    """Targets, sources, active lanes and those that read, of 600 copies."""
     warps = 600
     targets = np.stack([random_pattern(rng, width) for _ in range(warps)])
     sources = np.stack([random_pattern(rng, width) * int(rng.choice([1, 1, 9, 33, 1024])) for _ in targets])
     active = np.stack([random_mask(rng) for _ in range(warps)])
     reads = np.where(rng.random((warps, 1)) < 0.5, True, rng.random((warps, 32)) < 0.7)
     sources[~(active & reads)] = rng.integers(-(1 << 40), 1 << 40, int((~(active & reads)).sum()))
-    figures = np.stack(copy_figures(targets, sources, active, width, bypass=bypass, reads=reads), axis=1)
+    return targets, sources, active, reads
+
+
+@pytest.mark.parametrize("hits", [False, True])
+@pytest.mark.parametrize("bypass", [False, True])
+@pytest.mark.parametrize("width", [4, 8, 16])
+def test_random_copies_against_the_plain_rule(rng: Generator, width: int, bypass: bool, hits: bool) -> None:
+    targets, sources, active, reads = random_copies(rng, width)
+    warps = len(targets)
+    found = copy_figures(targets, sources, active, width, bypass=bypass, reads=reads, hits=hits)
+    figures = np.stack(found, axis=1)
     for warp in range(warps):
         to, come, on, read = (part[warp].tolist() for part in (targets, sources, active, reads))
-        assert tuple(figures[warp]) == plain_copy(to, come, on, read, width, bypass), warp
+        assert tuple(figures[warp]) == plain_copy(to, come, on, read, width, bypass, hits), warp
+
+
+@pytest.mark.parametrize("bypass", [False, True])
+@pytest.mark.parametrize("width", [4, 8, 16])
+def test_the_memo_remembers_copies(rng: Generator, width: int, bypass: bool) -> None:
+    targets, sources, active, reads = random_copies(rng, width)
+    warps = len(targets)
+    figures = np.stack(copy_figures(targets, sources, active, width, bypass=bypass, reads=reads), axis=1)
     memo = PatternMemo()
     for _ in range(2):
         order = rng.permutation(warps)

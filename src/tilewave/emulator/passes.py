@@ -19,12 +19,14 @@ Copies from global to shared memory (`cp.async`) through the L1 cache (`.ca`):
 
 * Groups are those of a store, and each splits further by *lookups* of the L1 tags: one lookup takes one
   128-byte line from each of four sets, the first that waits there in the order of the lanes. `tag_sets`
-  gives a line's set.
+  gives a line's set. If all of the source lies in L1 already, there is no such split.
 * In a group, lanes pass in order: a lane goes one pass after the latest earlier lane with its bank of source
   or its bank of target (a bank being as wide as the access); words that lanes share count each time.
+* Lanes that write zeros without reading (a source size of 0) form groups of their own.
 
-Copies past the L1 cache (`.cg`) take no pass at all. Their sectors are the pairs of source line and 32-byte
-sector of shared memory; of lanes with the same target only the first counts.
+Copies past the L1 cache (`.cg`) take no pass, but for lanes that write zeros: those pass as a store of theirs
+would. Sectors are the pairs of source line and 32-byte sector of shared memory; of lanes with the same target
+only those count whose line most lanes read (of equally many: the line that a lower lane has).
 
 All functions take byte addresses of shape (warps, 32) and `active`, the lanes that take part (None: all), and
 return one figure a warp.
@@ -50,8 +52,9 @@ BANKS = 32
 SECTOR_BYTES = 32
 LINE_BYTES = 128
 
-TAG_SET_BITS = (1, 2, 1, 2, 3, 1, 2, 3)
-"""What each address bit from bit 7 on contributes (by exclusive or) to the number of a line's tag set."""
+TAG_SET_BITS = (1, 2, 1, 2, 3, 1, 2, 3, 2, 1, 2, 1, 3, 1)
+"""What each address bit from bit 7 to bit 20 contributes (by exclusive or) to the number of a line's tag set.
+Higher bits were never read; they are taken to contribute nothing."""
 
 _OFF = np.int64(-1)
 
@@ -121,26 +124,28 @@ def copy_figures(
     *,
     bypass: bool = False,
     reads: npt.NDArray[np.bool_] | None = None,
+    hits: bool = False,
 ) -> tuple[Counts, Counts, Counts]:
     """Passes, conflicts and sectors of each warp's copy of `width` bytes a lane (4, 8 or 16).
 
     `targets` are addresses in shared memory and `sources` in global memory, of shape (warps, 32). `bypass`
     says that the copy goes past the L1 cache (`.cg`). `reads` are the lanes that read their source; other
-    active ones write zeros (None: all read).
+    active ones write zeros (None: all read). `hits` says that L1 holds all of the source.
     """
     targets, active = _checked(targets, active, width)
     sources, reading = _checked(sources, reads, width)
     reading = reading & active
     lines = np.where(reading, sources // LINE_BYTES, _OFF)
     if bypass:
-        zero = np.zeros(len(targets), dtype=np.int64)
-        first = _first_equal(np.where(active, targets, _OFF)) == np.arange(WARP)
+        passes, conflicts = shared_passes(targets, active & ~reading, width, "store")
         pairs = (lines << 20) | (targets // SECTOR_BYTES)
-        return zero, zero, _distinct(np.where(reading & first, pairs, _OFF))
+        return passes, conflicts, _distinct(np.where(_requested(targets, lines), pairs, _OFF))
     sectors = _distinct(np.where(reading, sources // SECTOR_BYTES, _OFF))
     banks = BANKS * 4 // width
     quarters = np.arange(WARP) // banks
-    groups = np.where(active, quarters * WARP + _lookups(lines), _OFF)
+    # With lanes that write zeros there are at most 31 lines, so the last number is free for them.
+    lookups = np.where(reading, 0 if hits else _lookups(lines), WARP - 1)
+    groups = np.where(active, quarters * WARP + lookups, _OFF)
     clash = (groups[:, :, None] == groups[:, None, :]) & active[:, :, None]
     target_banks, source_banks = targets // width % banks, np.where(reading, sources // width % banks, _OFF)
     same_source = (source_banks[:, :, None] == source_banks[:, None, :]) & reading[:, :, None]
@@ -153,14 +158,27 @@ def copy_figures(
     return passes, passes - _distinct(groups), sectors
 
 
+def _requested(targets: npt.NDArray[np.int64], lines: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Which lanes with a line count in a copy past L1: of those with one target, those of the first line.
+
+    The line with the most lanes comes first; of equals, the one that a lower lane has.
+    """
+    same_line = lines[:, :, None] == lines[:, None, :]
+    ranks = same_line.sum(axis=2) * WARP - np.argmax(same_line, axis=2)
+    ranks = np.where(lines < 0, _OFF, ranks)
+    rivals = np.where(targets[:, :, None] == targets[:, None, :], ranks[:, None, :], _OFF)
+    requested: npt.NDArray[np.bool_] = (lines >= 0) & (ranks == rivals.max(axis=2))
+    return requested
+
+
 def _lookups(lines: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The number of the tag lookup that takes each lane's line (negative: no line, lookup 0)."""
+    """The number of the tag lookup that takes each lane's line (negative: no line, any number)."""
     first = _first_equal(lines)
     sets = tag_sets(lines)
     heads = (first == np.arange(WARP)) & (lines >= 0)
     earlier = heads[:, None, :] & (sets[:, :, None] == sets[:, None, :])
     before = (earlier & np.tri(WARP, k=-1, dtype=np.bool_)).sum(axis=2)
-    lookups: npt.NDArray[np.int64] = np.where(lines < 0, 0, np.take_along_axis(before, first, axis=1))
+    lookups: npt.NDArray[np.int64] = np.take_along_axis(before, first, axis=1)
     return lookups
 
 

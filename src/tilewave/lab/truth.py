@@ -304,9 +304,11 @@ def readings(planned: Planned, counters: KernelCounters, metrics: Mapping[str, s
     return entries
 
 
-SLOTS_BESIDE_A_COPY = 4
-"""Passes of other instructions of each copy: three shared loads without a lane, which the assembler puts in
-front of it, and LDGDEPBAR behind it."""
+PASSES_BESIDE_A_COPY = 3
+"""Passes of the three shared loads without a lane that the assembler puts in front of each copy."""
+
+PASSES_OF_A_BLOCK = 1
+"""Passes that a copy's probe shows once a block; of what is not known."""
 
 
 def comparable(lane_map: LaneMap, figures: Mapping[str, int]) -> dict[str, int]:
@@ -314,16 +316,29 @@ def comparable(lane_map: LaneMap, figures: Mapping[str, int]) -> dict[str, int]:
 
     Copies past L1 have no counter of passes of their own: theirs are what the counter of all passes shows
     above the instructions beside the copy. In that counter an instruction without active lanes takes one, as
-    it does not in those of single kinds.
+    it does not in those of single kinds. Of a pair of maps `totals_of_pair` gives passes and conflicts.
     """
     result = {
         name: figures[name] for name in ("instructions", "passes", "conflicts", "sectors") if name in figures
     }
     if lane_map.space == "copy":
         idle = not (lane_map.active.any() or "zfill" in lane_map.kind)
-        result["passes"] = figures["all_passes"] - SLOTS_BESIDE_A_COPY - idle
+        result["passes"] = figures["all_passes"] - PASSES_BESIDE_A_COPY - PASSES_OF_A_BLOCK - idle
         result["sectors"] = figures["load_sectors"]
+    if lane_map.is_of_a_pair:
+        del result["passes"], result["conflicts"]
     return result
+
+
+def totals_of_pair(once: Mapping[str, int], repeated: Mapping[str, int]) -> dict[str, int]:
+    """Passes and conflicts of all the copies of a pair's launch, from the digits that were taken for figures.
+
+    Of its 1 + `DIGIT_BASE` copies the first of each block misses L1, and the others hit.
+    """
+    copies = 1 + DIGIT_BASE
+    sums = {name: once[name] + DIGIT_BASE * repeated[name] for name in ("all_passes", "conflicts")}
+    beside = 2 * PASSES_OF_A_BLOCK + copies * PASSES_BESIDE_A_COPY
+    return {"passes": sums["all_passes"] - beside, "conflicts": sums["conflicts"]}
 
 
 def digits_of(total: int, count: int) -> list[int]:

@@ -10,9 +10,10 @@ import numpy as np
 
 from tilewave.compiler import Program, Source, compile_source
 from tilewave.emulator import Memory, Module, launch, parse_ptx
+from tilewave.emulator.passes import copy_figures
 from tilewave.lab.probes.maps import GLOBAL_BYTES, KINDS, LaneMap
 from tilewave.lab.registry import Rung
-from tilewave.lab.truth import Plan, Planned, group_of, overhead, probe_tables
+from tilewave.lab.truth import DIGIT_BASE, Plan, Planned, group_of, overhead, probe_tables
 
 ARCH = "sm_90a"
 """The architecture of the readings."""
@@ -60,6 +61,23 @@ def emulate_maps(maps: Sequence[LaneMap]) -> dict[str, int]:
     return {
         figure: int(getattr(result.counters, counter)) - overhead(group, figure) * len(maps)
         for figure, counter in COUNTERS[group].items()
+    }
+
+
+def emulate_pair(lane_map: LaneMap) -> dict[str, int]:
+    """Passes and conflicts of all copies of a pair's launch (`totals_of_pair`); either map of it will do."""
+    misses = emulate_maps([lane_map])
+    hits = copy_figures(
+        lane_map.offsets[None],
+        lane_map.sources[None],
+        lane_map.active[None],
+        lane_map.width,
+        bypass="cg" in lane_map.kind,
+        hits=True,
+    )
+    return {
+        name: 2 * misses[name] + (DIGIT_BASE - 1) * int(figure[0])
+        for name, figure in zip(("passes", "conflicts"), hits, strict=False)
     }
 
 

@@ -33,6 +33,9 @@ KINDS = (
 """The probes of `access.cu`, each the kernel `probe_<kind>`: space, what it does, bytes per lane. In the last
 two all lanes take part, and those that are not active write zeros."""
 
+ONCE, REPEATED = ", once", ", repeated"
+"""How the names of the two maps of a pair end (`repeated_maps`)."""
+
 _LANE = np.arange(32)
 _BIT = [(_LANE >> i) & 1 for i in range(5)]
 
@@ -57,6 +60,11 @@ class LaneMap:
     def space(self) -> str:
         """ "shared", "global" or "copy"."""
         return self.kind.split("_", 1)[0]
+
+    @property
+    def is_of_a_pair(self) -> bool:
+        """Whether its launch repeats the same copy, so that only sums of the launch are known."""
+        return self.name.endswith((ONCE, REPEATED))
 
     @property
     def mask_bits(self) -> int:
@@ -237,7 +245,7 @@ def repeated_maps(kind: str) -> Iterator[tuple[LaneMap, LaneMap]]:
     """Copies to be made once, and the same copies to be repeated, when L1 holds their source."""
     for lane_map in named_maps(kind):
         if lane_map.name in _REPEATED:
-            once, repeated = (f"{lane_map.name}, {how}" for how in ("once", "repeated"))
+            once, repeated = (f"{lane_map.name}{ending}" for ending in (ONCE, REPEATED))
             yield replace(lane_map, name=once), replace(lane_map, name=repeated)
 
 
