@@ -36,7 +36,7 @@ class EmulationError(TilewaveError):
 
 
 class UnknownInstructionError(EmulationError):
-    """The PTX holds an instruction or a form of one that the emulator does not execute."""
+    """PTX or machine code holds an instruction or a form of one that the emulator does not execute."""
 
 
 class MemoryFault(EmulationError):

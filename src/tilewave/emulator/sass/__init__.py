@@ -7,9 +7,10 @@ sm_90a.
 
 from tilewave.emulator.sass.decode import decode, decode_function
 from tilewave.emulator.sass.elf import Cubin, Function
+from tilewave.emulator.sass.execution import BlockResult
 from tilewave.emulator.sass.hazards import Hazard
 from tilewave.emulator.sass.instruction import Control, Instruction
-from tilewave.emulator.sass.interpret import BlockResult, run_block, run_blocks
+from tilewave.emulator.sass.interpret import run_block, run_blocks
 
 __all__ = [
     "BlockResult",

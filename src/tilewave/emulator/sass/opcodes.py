@@ -25,6 +25,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 ALL_FORMS = (1, 2, 3, 4, 5, 6, 7)
+UNIFORM_FORMS = (1, 2, 4)
+"""Forms of the uniform datapath: all its registers are uniform anyway."""
 
 
 @dataclass(frozen=True)
@@ -223,9 +225,11 @@ _define_exact(
 )
 
 # The uniform datapath: the same encodings with bit 7 of the opcode set.
-_define("UIADD3", 0x090, (1, 4), [_X], "d pd? pe? a- b- c- ps@74 pt@74", uniform=True, signed=True)
-_define("UIMAD", 0x0A4, (1, 4), [_UNSIGNED, _X], "d a b c- ps@74", uniform=True, signed=True)
-_define("UIMAD.WIDE", 0x0A5, (1, 4), [_UNSIGNED, _X], "d:2 pd? a b c:2- ps@74", uniform=True, signed=True)
+_define("UIADD3", 0x090, UNIFORM_FORMS, [_X], "d pd? pe? a- b- c- ps@74 pt@74", uniform=True, signed=True)
+_define("UIMAD", 0x0A4, UNIFORM_FORMS, [_UNSIGNED, _X], "d a b c- ps@74", uniform=True, signed=True)
+_define(
+    "UIMAD.WIDE", 0x0A5, UNIFORM_FORMS, [_UNSIGNED, _X], "d:2 pd? a b c:2- ps@74", uniform=True, signed=True
+)
 _define(
     "UISETP",
     0x08C,
@@ -235,13 +239,13 @@ _define(
     uniform=True,
     signed=True,
 )
-_define("ULEA", 0x091, (1, 4), _LEA, "d pd? a- b- c@80!73 shift ps@74", uniform=True)
-_define("ULOP3.LUT", 0x092, (1, 4), [flag(80, "PAND")], "pd? d a b c lut ps", uniform=True)
-_define("USHF", 0x099, (1, 4), _SHIFT, "d a b c", uniform=True)
+_define("ULEA", 0x091, UNIFORM_FORMS, _LEA, "d pd? a- b- c@80!73 shift ps@74", uniform=True)
+_define("ULOP3.LUT", 0x092, UNIFORM_FORMS, [flag(80, "PAND")], "pd? d a b c lut ps", uniform=True)
+_define("USHF", 0x099, UNIFORM_FORMS, _SHIFT, "d a b c", uniform=True)
 _define(
     "UPRMT",
     0x096,
-    (1, 4),
+    UNIFORM_FORMS,
     [choice(72, "", "F4E", "B4E", "RC8", "ECL", "ECR", "RC16")],
     "d a b c",
     uniform=True,

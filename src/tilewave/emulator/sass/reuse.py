@@ -6,8 +6,8 @@ that bank in that slot takes the cached operand if it is the same register, and 
 the flag again. The cache does not see writes: an operand overwritten in between comes back with its old
 value. A flag on an instruction whose yield bit is 0 has no effect.
 
-Measured on an H200 with hand-patched FFMA sequences; docs of the register file tell more. Memory instructions
-do not read through these slots.
+These rules were measured on an H200 with hand-patched FFMA sequences. Memory instructions do not read through
+these slots.
 """
 
 from __future__ import annotations
