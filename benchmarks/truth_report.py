@@ -28,6 +28,7 @@ RUNG_FIGURES = (
     "shared_store_passes",
     "shared_store_conflicts",
     "copies",
+    "copy_conflicts",
     "global_load_requests",
     "global_load_sectors",
     "global_store_requests",
@@ -160,8 +161,13 @@ def _rungs(rungs: list[dict[str, Any]]) -> Iterator[str]:
         )
         cells = []
         for name in RUNG_FIGURES:
+            if name not in hardware:  # set 1 did not read conflicts of copies, which none of its rungs has
+                cells.append("")
+                continue
             ours, theirs = counts.get(name, 0), hardware[name]
-            cells.append(f"{theirs:,}" if ours == theirs else f"**{theirs:,} / {ours:,}**")
+            other = emulator.get("copy_hit_conflicts", 0) if name == "copy_conflicts" else ours
+            span = f"{ours:,}" if other == ours else f"{min(ours, other):,} to {max(ours, other):,}"
+            cells.append(f"{theirs:,}" if ours == other == theirs else f"**{theirs:,} / {span}**")
         yield f"| {entry['rung']} | {' x '.join(map(str, entry['shape']))} | {' | '.join(cells)} |"
 
 

@@ -44,8 +44,10 @@ TABLE = Path("benchmarks/results/truth_table_h200.json")
 def prepare(bundle: Path, seed: int, random_percent: float) -> None:
     """Compile probes and rungs and write the plan of what the table lacks."""
     from tilewave.compiler import compile_source
+    from tilewave.device import get_spec
+    from tilewave.lab.launches import launch_of
     from tilewave.lab.registry import load_rungs
-    from tilewave.lab.truth_emulated import ARCH, compile_probes
+    from tilewave.lab.truth_emulated import ARCH, GPU, compile_probes
 
     bundle.mkdir(parents=True, exist_ok=True)
     probes = compile_probes()
@@ -67,17 +69,29 @@ def prepare(bundle: Path, seed: int, random_percent: float) -> None:
     for rung in load_rungs():
         digest = digest_of(rung.source().text)
         shapes = [shape for shape in RUNG_SHAPES if (rung.title, digest, shape) not in known_rungs]
-        # A kernel with a schedule takes a workspace too, which `run_launches` does not make.
-        if not shapes or getattr(rung, "schedule", None) is not None:
+        if not shapes:
             continue
         program = compile_source(rung.source(), rung.entries, ARCH)
         cubin = f"{rung.file}bin"
         (bundle / cubin).write_bytes(program.cubin)
         for m, n, k in shapes:
-            symbol = program.kernels[rung.entry_for(m, n, k)].symbol
-            grid = rung.grid(m, n)
-            launch = Planned(0, "rung", cubin, symbol, grid, rung.block, rung.title, (), (m, n, k), digest)
-            planned.append((1, launch))
+            found = launch_of(rung, m, n, k, get_spec(GPU))
+            launch = Planned(
+                0,
+                "rung",
+                cubin,
+                program.kernels[found.entry].symbol,
+                found.grid,
+                found.block,
+                rung.title,
+                (),
+                (m, n, k),
+                digest,
+                None if found.cut is None else found.integers,
+                found.partial_floats,
+                found.tickets,
+            )
+            planned.append((0, launch))
     planned.sort(key=lambda pair: pair[0])
     launches = tuple(Planned(**{**vars(launch), "index": index}) for index, (_, launch) in enumerate(planned))
     Plan(probes.compiler, ARCH, seed, tuple(maps), launches).save(bundle / "plan.json")

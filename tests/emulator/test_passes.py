@@ -188,7 +188,11 @@ def test_random_copies_against_the_plain_rule(rng: Generator, width: int, bypass
 def test_the_memo_remembers_copies(rng: Generator, width: int, bypass: bool) -> None:
     targets, sources, active, reads = random_copies(rng, width)
     warps = len(targets)
-    figures = np.stack(copy_figures(targets, sources, active, width, bypass=bypass, reads=reads), axis=1)
+    misses, hits = (
+        copy_figures(targets, sources, active, width, bypass=bypass, reads=reads, hits=hits)
+        for hits in (False, True)
+    )
+    figures = np.stack([*misses, *hits[:2]], axis=1)
     memo = PatternMemo()
     for _ in range(2):
         order = rng.permutation(warps)
@@ -199,7 +203,7 @@ def test_the_memo_remembers_copies(rng: Generator, width: int, bypass: bool) -> 
         assert found == tuple(figures.sum(axis=0))
     one = memo.copy_figures(targets[:1], sources[:1], active[:1], width, bypass=bypass, reads=reads[:1])
     assert one == tuple(figures[0])
-    assert memo.copy_figures(targets[:0], sources[:0], None, width, bypass=bypass) == (0, 0, 0)
+    assert memo.copy_figures(targets[:0], sources[:0], None, width, bypass=bypass) == (0, 0, 0, 0, 0)
 
 
 def test_copies_without_masks_are_copies_of_all_lanes(rng: Generator) -> None:
@@ -207,7 +211,7 @@ def test_copies_without_masks_are_copies_of_all_lanes(rng: Generator) -> None:
     every = np.ones(targets.shape, dtype=bool)
     figures = np.stack(copy_figures(targets, sources, None, 16))
     assert np.array_equal(figures, np.stack(copy_figures(targets, sources, every, 16, reads=every)))
-    assert PatternMemo().copy_figures(targets, sources, None, 16) == tuple(figures.sum(axis=1))
+    assert PatternMemo().copy_figures(targets, sources, None, 16)[:3] == tuple(figures.sum(axis=1))
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -11,8 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tilewave.emulator import Buffer, Counters, Memory, launch
+from tilewave.compiler import compile_source
+from tilewave.device import get_spec
+from tilewave.emulator import Buffer, Counters, Memory, Module, launch
 from tilewave.errors import UsageError
+from tilewave.lab.launches import launch_of
 from tilewave.lab.ncu import KernelCounters
 from tilewave.lab.probes.maps import (
     GLOBAL_BYTES,
@@ -45,7 +48,15 @@ from tilewave.lab.truth import (
     select_metrics,
     totals_of_pair,
 )
-from tilewave.lab.truth_emulated import COUNTERS, emulate_maps, emulate_pair, emulate_rung, probe_module
+from tilewave.lab.truth_emulated import (
+    ARCH,
+    COUNTERS,
+    GPU,
+    emulate_maps,
+    emulate_pair,
+    emulate_rung,
+    probe_module,
+)
 
 Generator = np.random.Generator
 READINGS = Path(__file__).parents[2] / "benchmarks" / "results" / "truth_table_h200.json"
@@ -159,10 +170,11 @@ def test_passes_of_copies_are_those_above_their_neighbours() -> None:
 class EmulatedGpu:
     """Stands in for the driver layer: device memory and launches are the emulator's."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+    def __init__(self, ptx: str | Module) -> None:
+        self.ptx = ptx
         self.memory = Memory()
         self.counters: list[KernelCounters] = []
+        self.launched: list[Counters] = []
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         gpu = self
@@ -198,12 +210,12 @@ class EmulatedGpu:
                 values = [value.buffer if isinstance(value, Array) else value for value in arguments]
 
                 def submit() -> None:
-                    result = launch(probe_module(), self.symbol, grid, block, values, gpu.memory)
+                    result = launch(gpu.ptx, self.symbol, grid, block, values, gpu.memory)
                     gpu.record(self.symbol, result.counters)
 
                 return submit
 
-        class Module:
+        class LoadedModule:
             def __init__(self, device: object, cubin: bytes) -> None:
                 assert cubin == b"cubin"
 
@@ -214,13 +226,19 @@ class EmulatedGpu:
             def synchronize(self) -> None:
                 pass
 
-        for name, fake in (("Device", Device), ("DeviceArray", Array), ("Module", Module)):
+        for name, fake in (("Device", Device), ("DeviceArray", Array), ("Module", LoadedModule)):
             monkeypatch.setattr(f"tilewave.runtime.driver.{name}", fake)
         monkeypatch.setattr("tilewave.runtime.driver.Stream", lambda device: None)
 
     def record(self, symbol: str, counters: Counters) -> None:
+        self.launched.append(counters)
+        if not symbol.startswith("probe_"):
+            return
         group = group_of(symbol.removeprefix("probe_"))
-        values = {figure: getattr(counters, name) for figure, name in COUNTERS[group].items()}
+        read = METRICS[group].keys() | {"passes", "sectors"}
+        values = {
+            figure: getattr(counters, name) for figure, name in COUNTERS[group].items() if figure in read
+        }
         if group == "copy":
             values["all_passes"] = values.pop("passes") + 4 * counters.copies
             values["load_sectors"] = values.pop("sectors") + counters.global_load_sectors
@@ -246,7 +264,7 @@ def test_launches_read_back_the_figures_of_every_map(
         )
     plan = Plan("", "sm_90a", 1, tuple(maps), tuple(launches))
     (tmp_path / "a.cubin").write_bytes(b"cubin")
-    gpu = EmulatedGpu(plan)
+    gpu = EmulatedGpu(probe_module())
     gpu.install(monkeypatch)
     run_launches(tmp_path, plan, launches)
     for planned, counters in zip(launches, gpu.counters, strict=True):
@@ -256,6 +274,26 @@ def test_launches_read_back_the_figures_of_every_map(
             found = comparable(plan.maps[map_index], figures)
             assert found == {figure: expected[figure] for figure in found}
             assert {"instructions"} < set(found)
+
+
+def test_a_rung_with_a_schedule_gets_its_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rung, shape = next(rung for rung in load_rungs() if rung.schedule is not None), (65, 130, 48)
+    found = launch_of(rung, *shape, get_spec(GPU))
+    program = compile_source(rung.source(), rung.entries, ARCH)
+    symbol = program.kernels[found.entry].symbol
+    workspace = found.integers, found.partial_floats, found.tickets
+    assert min(found.partial_floats, found.tickets) > 0
+    planned = Planned(
+        0, "rung", "a.cubin", symbol, found.grid, found.block, rung.title, (), shape, "", *workspace
+    )
+    Plan("", ARCH, 1, (), (planned,)).save(tmp_path / "plan.json")
+    (tmp_path / "a.cubin").write_bytes(b"cubin")
+    gpu = EmulatedGpu(program.ptx)
+    gpu.install(monkeypatch)
+    plan = Plan.load(tmp_path / "plan.json")
+    run_launches(tmp_path, plan, plan.launches)
+    counts = {name: value for name, value in vars(gpu.launched[0]).items() if isinstance(value, int)}
+    assert counts == emulate_rung(rung, shape).counts
 
 
 @pytest.fixture(scope="module")
@@ -340,6 +378,12 @@ def test_a_rung_counts_what_the_h200_counted(table: dict[str, Any], title: str) 
 
 def test_most_rungs_are_compared(table: dict[str, Any]) -> None:
     assert sum(bool(entries_of(table, title)) for title in RUNGS) >= 9
+
+
+def test_conflicts_of_copies_lie_between_hits_and_misses() -> None:
+    for misses, hits in ((7, 5), (5, 7), (6, 6)):
+        counts = defaultdict(int, copies=3, copy_conflicts=misses, copy_hit_conflicts=hits)
+        assert rung_limits(counts, False)["copy_conflicts"] == (min(misses, hits), max(misses, hits))
 
 
 def test_a_count_that_drifts_is_outside_the_limits(table: dict[str, Any]) -> None:

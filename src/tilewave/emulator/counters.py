@@ -97,6 +97,8 @@ class Counters:
     copy_sectors: int = 0
     copy_passes: int = 0
     copy_conflicts: int = 0
+    copy_hit_passes: int = 0
+    copy_hit_conflicts: int = 0
     copies_by_width: Counter[int] = field(default_factory=Counter)
     atomics: int = 0
     barriers: int = 0

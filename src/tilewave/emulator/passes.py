@@ -35,7 +35,7 @@ return one figure a warp.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -188,6 +188,16 @@ def _first_equal(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return first
 
 
+class CopySums(NamedTuple):
+    """Figures of several copies that miss L1; their passes and conflicts if all their sources are in it."""
+
+    passes: int
+    conflicts: int
+    sectors: int
+    hit_passes: int
+    hit_conflicts: int
+
+
 class PatternMemo:
     """The figures above, summed over warps, by remembering the patterns of addresses met so far.
 
@@ -229,14 +239,14 @@ class PatternMemo:
         *,
         bypass: bool = False,
         reads: npt.NDArray[np.bool_] | None = None,
-    ) -> tuple[int, int, int]:
-        """Passes, conflicts and sectors summed over all warps.
+    ) -> CopySums:
+        """The figures of copies, summed over all warps.
 
         They do not change when all targets move by a multiple of 128 bytes, or all sources by a multiple of
         128 bytes that keeps which of the lines share a tag set.
         """
         if len(targets) == 0:
-            return 0, 0, 0
+            return CopySums(0, 0, 0, 0, 0)
         if active is None:
             active = np.ones(targets.shape, dtype=np.bool_)
         reading = active if reads is None else active & reads
@@ -250,11 +260,13 @@ class PatternMemo:
 
         def count(rows: npt.NDArray[np.intp]) -> list[_Figures]:
             on, read = active[rows], reading[rows]
-            figures = copy_figures(targets[rows], sources[rows], on, width, bypass=bypass, reads=read)
-            return list(zip(*(figure.tolist() for figure in figures), strict=True))
+            misses, hits = (
+                copy_figures(targets[rows], sources[rows], on, width, bypass=bypass, reads=read, hits=hits)
+                for hits in (False, True)
+            )
+            return list(zip(*(figure.tolist() for figure in (*misses, *hits[:2])), strict=True))
 
-        passes, conflicts, sectors = self._total("bypass" if bypass else "copy", width, hashes, count)
-        return passes, conflicts, sectors
+        return CopySums(*self._total("bypass" if bypass else "copy", width, hashes, count))
 
     def _single(
         self,

@@ -108,9 +108,9 @@ class Tally:
         sources, _ = lanes.by_warp(source, mask)
         reads = None if given is None else lanes.by_warp(lanes.spread(given) > 0, None)[0]
         bypass = "cg" in access.instruction.modifiers
-        passes, conflicts, sectors = self.memo.copy_figures(
-            targets, sources, active, width, bypass=bypass, reads=reads
-        )
-        c.copy_passes += passes
-        c.copy_conflicts += conflicts
-        c.copy_sectors += sectors
+        sums = self.memo.copy_figures(targets, sources, active, width, bypass=bypass, reads=reads)
+        c.copy_passes += sums.passes
+        c.copy_conflicts += sums.conflicts
+        c.copy_sectors += sums.sectors
+        c.copy_hit_passes += sums.hit_passes
+        c.copy_hit_conflicts += sums.hit_conflicts

@@ -122,6 +122,10 @@ class Planned:
     shape: tuple[int, int, int] | None = None
     source: str = ""
     """For a rung, `digest_of` its source."""
+    integers: tuple[int, ...] | None = None
+    """For a rung with a schedule, its arguments behind workspace and counters."""
+    partial_floats: int = 0
+    tickets: int = 0
 
     @property
     def repeats(self) -> tuple[int, ...]:
@@ -156,8 +160,8 @@ class Plan:
         data = json.loads(path.read_text())
         launches = []
         for entry in data["launches"]:
-            for name in ("grid", "block", "maps", "shape"):
-                entry[name] = None if entry[name] is None else tuple(entry[name])
+            for name in ("grid", "block", "maps", "shape", "integers"):
+                entry[name] = None if entry.get(name) is None else tuple(entry[name])
             launches.append(Planned(**entry))
         maps = tuple(map_from_json(entry) for entry in data["maps"])
         return Plan(data["compiler"], data["arch"], data["seed"], maps, tuple(launches))
@@ -237,6 +241,11 @@ def run_launches(folder: Path, plan: Plan, launches: Iterable[Planned]) -> None:
             result = DeviceArray.empty(device, (m, n))
             result.poison()
             arguments: list[Any] = [*operands, result, m, n, k]
+            if planned.integers is not None:
+                partials = DeviceArray.empty(device, (max(1, planned.partial_floats),))
+                partials.poison()
+                tickets = DeviceArray.from_numpy(device, np.zeros(max(1, planned.tickets), np.uint32))
+                arguments += [partials, tickets, *planned.integers]
         else:
             tables = [DeviceArray.from_numpy(device, table) for table in probe_tables(plan, planned)]
             sums = DeviceArray.empty(device, (32 * len(planned.maps),), np.uint32)
@@ -384,6 +393,10 @@ def rung_limits(counts: Mapping[str, int], spills: bool) -> dict[str, tuple[int,
     stray = int(STRAY_STORE_PASSES * passes)
     limits["shared_store_passes"] = passes, passes + stray
     limits["shared_store_conflicts"] = conflicts, conflicts + stray
+    if copies:
+        # What of the source is in L1 already, the emulator does not know.
+        extremes = counts["copy_conflicts"], counts["copy_hit_conflicts"]
+        limits["copy_conflicts"] = min(extremes), max(extremes)
     sectors = counts["global_load_sectors"] + counts["copy_sectors"]
     limits["global_load_sectors"] = sectors, sectors
     for name in ("global_load", "global_store"):

@@ -9,14 +9,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewave.compiler import Program, Source, compile_source
+from tilewave.device import get_spec
 from tilewave.emulator import Memory, Module, launch, parse_ptx
-from tilewave.emulator.passes import copy_figures
+from tilewave.lab.emulate import workspace_arguments
+from tilewave.lab.launches import launch_of
 from tilewave.lab.probes.maps import GLOBAL_BYTES, KINDS, LaneMap
 from tilewave.lab.registry import Rung
 from tilewave.lab.truth import DIGIT_BASE, Plan, Planned, group_of, overhead, probe_tables
 
 ARCH = "sm_90a"
 """The architecture of the readings."""
+
+GPU = "H200"
+"""The GPU of the readings; launches of rungs with a schedule follow its number of SMs."""
 
 COUNTERS = {
     "shared_load": {
@@ -36,6 +41,8 @@ COUNTERS = {
         "passes": "copy_passes",
         "conflicts": "copy_conflicts",
         "sectors": "copy_sectors",
+        "hit_passes": "copy_hit_passes",
+        "hit_conflicts": "copy_hit_conflicts",
     },
 }
 """For each kind of probe, the emulator's counter of each figure."""
@@ -66,18 +73,10 @@ def emulate_maps(maps: Sequence[LaneMap]) -> dict[str, int]:
 
 def emulate_pair(lane_map: LaneMap) -> dict[str, int]:
     """Passes and conflicts of all copies of a pair's launch (`totals_of_pair`); either map of it will do."""
-    misses = emulate_maps([lane_map])
-    hits = copy_figures(
-        lane_map.offsets[None],
-        lane_map.sources[None],
-        lane_map.active[None],
-        lane_map.width,
-        bypass="cg" in lane_map.kind,
-        hits=True,
-    )
+    figures = emulate_maps([lane_map])
     return {
-        name: 2 * misses[name] + (DIGIT_BASE - 1) * int(figure[0])
-        for name, figure in zip(("passes", "conflicts"), hits, strict=False)
+        name: 2 * figures[name] + (DIGIT_BASE - 1) * figures[f"hit_{name}"]
+        for name in ("passes", "conflicts")
     }
 
 
@@ -94,14 +93,14 @@ class EmulatedRung:
 def emulate_rung(rung: Rung, shape: tuple[int, int, int]) -> EmulatedRung:
     """Compile a rung and execute all its blocks."""
     m, n, k = shape
-    entry = rung.entry_for(m, n, k)
+    planned = launch_of(rung, m, n, k, get_spec(GPU))
     program = compile_source(rung.source(), rung.entries, ARCH)
-    kernel = program.kernels[entry]
+    kernel = program.kernels[planned.entry]
     memory = Memory()
     rng = np.random.default_rng()
     operands = [memory.put(rng.standard_normal(extent, dtype=np.float32)) for extent in ((m, k), (k, n))]
-    arguments = [*operands, memory.empty((m, n), name="C"), m, n, k]
-    counters = launch(program.ptx, kernel.symbol, rung.grid(m, n), rung.block, arguments, memory).counters
+    arguments = [*operands, memory.empty((m, n), name="C"), m, n, k, *workspace_arguments(planned, memory)]
+    counters = launch(program.ptx, kernel.symbol, planned.grid, planned.block, arguments, memory).counters
     counts = {name: value for name, value in vars(counters).items() if isinstance(value, int)}
     resources = kernel.resources
     spills = resources.spill_store_bytes + resources.spill_load_bytes > 0
