@@ -34,7 +34,9 @@ def with_real_titles(ladder: Ladder) -> Ladder:
 @pytest.mark.parametrize("timed", [True, False])
 @pytest.mark.parametrize("width", [80, 100, 120])
 def test_nothing_is_cut_off(rng: np.random.Generator, timed: bool, width: int) -> None:
-    text = shown(with_real_titles(made_up_ladder(rng, timed=timed)), width)
+    numbers = range(1, len(load_rungs()) + 1)
+    ladder = made_up_ladder(rng, timed=timed, rungs=len(numbers))
+    text = shown(with_real_titles(ladder), width, numbers)
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= width
     for rung in load_rungs():

@@ -52,6 +52,11 @@ def test_the_emulator_finds_it(fault: Fault, rng: np.random.Generator) -> None:
         emulate(fault, fault.source(), rng, detect_races=races)
 
 
+def test_a_copy_that_is_not_waited_for_leaves_nan(rng: np.random.Generator) -> None:
+    (fault,) = (fault for fault in FAULTS if fault.name == "a copy is not waited for")
+    assert np.isnan(emulate(fault, fault.source(), rng, detect_races=False)).any()
+
+
 @every_fault
 def test_the_rung_without_it_is_clean(fault: Fault, rng: np.random.Generator) -> None:
     source = get_rung(fault.rung).source()

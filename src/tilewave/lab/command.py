@@ -105,9 +105,7 @@ def ladder_command(
         options.check_writable(path)
     gpu: Gpu | None = None
     if emulated:
-        console.print(
-            emulation_notice(found.reason, spec, asked=emulate or device is not None), style="bold"
-        )
+        console.print(emulation_notice(found.reason, spec, asked=emulate or device is not None), style="bold")
     else:
         gpu, spec, notice = open_gpu()
         console.print(notice, style="bold")

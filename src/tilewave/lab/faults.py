@@ -101,7 +101,7 @@ FAULTS = (
         (131, 133, 67),
         "racecheck",
         _RACE,
-        "NaN",
+        "RaceError",
     ),
     Fault(
         "C is read before it was written",
