@@ -5,7 +5,8 @@ On a machine with a GPU and the CUDA toolkit:
     PYTHONPATH=src python3 benchmarks/sanitizers.py --budget 200
 
 Results go to `--out` after every step, and a later call goes on from there if kernels, options and tool are
-the same. The exit code is 0 only if all tools ran, found nothing in any rung, and found every planted fault.
+the same. The exit code is 0 only if all tools ran, found nothing in any rung, and found every planted fault
+but those that they are known to be blind to.
 """
 
 from __future__ import annotations
@@ -71,10 +72,13 @@ def check(out: Path, folder: Path, budget: float) -> bool:
         sizes.setdefault(target.title, []).append(f"{target.kernel} {' '.join(map(str, target.shape))}")
 
     def save() -> bool:
-        tools, faults = record["tools"].values(), record["faults"].values()
+        tools, faults = record["tools"].values(), record["faults"]
         record["complete"] = len(tools) == len(TOOLS) and len(faults) == len(FAULTS)
         record["clean"] = all(tool["clean"] for tool in tools)
-        record["all_faults_found"] = all(fault["found"] for fault in faults)
+        record["all_faults_found"] = all(
+            faults[fault.name]["found"] or fault.tool_is_blind for fault in FAULTS if fault.name in faults
+        )
+        record["tool_is_blind_to"] = [fault.name for fault in FAULTS if fault.tool_is_blind]
         write_json(record, out)
         return bool(record["complete"] and record["clean"] and record["all_faults_found"])
 
@@ -98,11 +102,9 @@ def check(out: Path, folder: Path, budget: float) -> bool:
             continue
         run = sanitizer.run(fault.tool, targets.of_fault(fault.name), min(FAULT_LIMIT_S, left()))
         result = record["faults"][fault.name] = judge_fault(targets, fault.name, fault.says, run)
-        print(
-            f"{fault.tool:<10} {'found' if result['found'] else 'MISSED'}: {fault.name}, {run.seconds} s",
-            flush=True,
-        )
-        if not result["found"]:
+        verdict = "found" if result["found"] else "blind to" if fault.tool_is_blind else "MISSED"
+        print(f"{fault.tool:<10} {verdict}: {fault.name}, {run.seconds} s", flush=True)
+        if verdict == "MISSED":
             print(json.dumps(result, indent=1)[:3000], run.output, flush=True)
         save()
     succeeded = save()

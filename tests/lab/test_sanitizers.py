@@ -237,6 +237,22 @@ def test_what_a_tool_said_before_it_was_stopped_counts(tmp_path: Path) -> None:
     assert judge_fault(targets(), fault.name, fault.says, run)["found"]
 
 
+def test_a_miss_of_a_tool_that_is_known_to_be_blind_is_no_failure(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blind = {fault.name for fault in FAULTS if fault.tool_is_blind}
+    assert blind
+    monkeypatch.setattr(script, "Sanitizer", MadeUp)
+    monkeypatch.setattr(MadeUp, "started", [])
+    monkeypatch.setattr(MadeUp, "missed", blind)
+    out = tmp_path / "sanitizers.json"
+    assert script.check(out, tmp_path, budget=60)
+    said = capsys.readouterr().out
+    assert all(f"blind to: {name}" in said for name in blind)
+    assert "MISSED" not in said
+    assert set(json.loads(out.read_text())["tool_is_blind_to"]) == blind
+
+
 def test_a_missing_tool_says_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(Path, "exists", lambda _: False)
