@@ -44,6 +44,22 @@ extern "C" __global__ void integers(const int *in, int *out, int count, int shif
     q[23] = max(min(a + c, 1000000), -1000000);
 }
 
+// Division in 64 bits (a routine that is called) and by a parameter (which stays in the constant bank).
+extern "C" __global__ void quotients(const i64 *in, i64 *out, int count, u32 divisor) {
+    int i = threadIdx.x + blockIdx.x * blockDim.x;
+    if (i >= count) return;
+    i64 a = in[2 * i], b = in[2 * i + 1];
+    if (b == 0) b = 3;
+    i64 *q = out + 7 * i;
+    q[0] = a / b;
+    q[1] = a % b;
+    q[2] = (i64)((u64)a / (u64)b);
+    q[3] = (i64)((u64)a % (u64)b);
+    q[4] = (u32)a / divisor;
+    q[5] = (u32)b % divisor;
+    q[6] = (int)a / (int)divisor - (int)b % (int)divisor;
+}
+
 // 16 results per thread.
 extern "C" __global__ void floats(const float *in, float *out, int count, float alpha) {
     int i = threadIdx.x + blockIdx.x * blockDim.x;

@@ -19,7 +19,16 @@ from tilewave.emulator.sass import BlockResult, Cubin, run_blocks
 from tilewave.lab.registry import get_rung
 
 HERE = Path(__file__).parent
-INSTRUCTION_KERNELS = ("integers", "floats", "diverging", "local_memory", "copies", "lanes", "widths")
+INSTRUCTION_KERNELS = (
+    "integers",
+    "quotients",
+    "floats",
+    "diverging",
+    "local_memory",
+    "copies",
+    "lanes",
+    "widths",
+)
 
 
 @functools.cache

@@ -129,6 +129,18 @@ class TestSingleInstructions:
                 grid=3,
             )
 
+    def test_quotients(self, arch: str, rng: np.random.Generator) -> None:
+        values = rng.integers(-(2**63), 2**63 - 1, (250, 2), dtype=np.int64)
+        values >>= rng.integers(0, 62, values.shape)
+        for divisor in (1, 3, int(rng.integers(2, 2**31))):
+            check_kernel(
+                "quotients",
+                arch,
+                96,
+                lambda m, d=divisor: [m.put(values), m.empty((250, 7), np.int64), 250, d],
+                grid=3,
+            )
+
     def test_floats(self, arch: str, rng: np.random.Generator) -> None:
         values = rng.standard_normal((200, 2)).astype(np.float32) * np.float32(100)
         edges = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 2**-149, -(2**-127), 3e38], np.float32)

@@ -93,7 +93,7 @@ class Cubin:
                 for section in self._sections
                 if section.name.startswith(".text.")
             }
-        except (struct.error, IndexError, ValueError) as error:
+        except (struct.error, IndexError, ValueError, OverflowError) as error:
             raise EmulationError(f"the cubin is damaged: {error}") from error
 
     def function(self, name: str) -> Function:

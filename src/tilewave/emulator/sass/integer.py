@@ -54,9 +54,9 @@ def iadd3(m: Machine, i: Instruction, threads: Mask) -> None:
     total = np.zeros(m.lanes if vector else m.warps, dtype=np.uint64)
     for source in sources:
         value = m.raw(source, per_thread=vector)
-        if isinstance(source, Register) and source.invert:
+        if getattr(source, "invert", False):
             total += np.invert(value)
-        elif isinstance(source, Register) and source.negate:
+        elif getattr(source, "negate", False):
             total += np.invert(value).astype(np.uint64) + np.uint64(1)
         else:
             total += value
@@ -95,24 +95,33 @@ def _addend(m: Machine, i: Instruction, c: Operand, vector: bool) -> U64:
     return value
 
 
+def _wide_sum(
+    m: Machine, i: Instruction, a: Operand, b: Operand, c: Operand, vector: bool
+) -> tuple[U64, Mask]:
+    """a b + c in 64 bits, and the carry out of them."""
+    product = _wide_product(m, i, a, b, vector)
+    total = product + _addend(m, i, c, vector)
+    return total, total < product
+
+
 def imad_wide(m: Machine, i: Instruction, threads: Mask) -> None:
     """d (64 bits) = a b + c (64 bits); the predicate takes the carry out."""
     vector = _is_vector(i)
     carries, d, (a, b, c), carries_in = _split(i)
-    product, addend = _wide_product(m, i, a, b, vector), _addend(m, i, c, vector)
-    total = product + addend
     if carries_in:
         raise unsupported(i, "a wide multiply-add with a carry")
-    m.write_predicate(carries[0], total < product, threads)
+    total, carry = _wide_sum(m, i, a, b, c, vector)
+    m.write_predicate(carries[0], carry, threads)
     m.write_pair(d, total, threads)
 
 
 def imad_hi(m: Machine, i: Instruction, threads: Mask) -> None:
-    """d = high 32 bits of a b + c (64 bits)."""
+    """d = high 32 bits of a b + c (64 bits); the predicate takes the carry out of all 64 bits."""
     carries, d, (a, b, c), carries_in = _split(i)
-    if carries_in or carries[0].index != 7:
+    if carries_in:
         raise unsupported(i, "a high multiply-add with a carry")
-    total = _wide_product(m, i, a, b, True) + _addend(m, i, c, True)
+    total, carry = _wide_sum(m, i, a, b, c, True)
+    m.write_predicate(carries[0], carry, threads)
     m.write(d, (total >> _32).astype(np.uint32), threads)
 
 

@@ -3,13 +3,14 @@
 An instruction whose control bits name a write scoreboard has a variable latency: its result may be read after
 a wait for that scoreboard. All others have a fixed latency, and the compiler keeps the distance with stall
 counts. NVIDIA publishes no figures. Those below are the smallest issue distances, in cycles, that ptxas
-leaves between producer and consumer in all rungs of the lab, compiled by NVRTC 13.0.88 and 13.5.37 for sm_80
-and sm_90a; `shortest_distances` measures them, and a test holds the table against every rung. So they are
-what the compiler relies on, and an upper bound of what the hardware needs.
+leaves between producer and consumer in all rungs of the lab and the kernels of this module's tests, compiled
+by NVRTC 13.0.88 and 13.5.37 for sm_80 and sm_90a; `shortest_distances` measures them, and a test holds the
+table against every rung. So they are what the compiler relies on, and an upper bound of what the hardware
+needs.
 
 | result | read by | cycles |
 |---|---|---|
-| register, FMA pipe or ALU | the same pipe; MUFU and conversions | 4 |
+| register, FMA pipe or ALU | the same pipe; MUFU, conversions, RET | 4 |
 | register, FMA pipe or ALU | the other pipe, memory, anything else | 5 |
 | register, HFMA2.MMA (used to load constants) | anything | 10 |
 | low half of IMAD.WIDE; high half of its third source | | 2 less than that |
@@ -122,7 +123,7 @@ def latency(producer: Instruction, cell: Cell, consumer: Instruction) -> int:
     if kind == "P":
         is_guard = not consumer.guard.uniform and consumer.guard.index == index
         return _PREDICATE_CONTROL if is_guard or sink not in (FMA, ALU) else _PREDICATE_OPERAND
-    cycles = _SAME_PIPE if source == sink or sink == CONVERT else _OTHER_PIPE
+    cycles = _SAME_PIPE if source == sink or sink == CONVERT or consumer.opcode == "RET.REL" else _OTHER_PIPE
     if producer.opcode == "HFMA2.MMA":
         cycles = _TENSOR
     if producer.opcode == "IMAD.WIDE" and _is_half(producer.operands[0], index, high=False):
