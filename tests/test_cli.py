@@ -43,6 +43,7 @@ def run(*arguments: str) -> tuple[int, str, str]:
         (("--rungs", "99"), "rung 99 is unknown: there are 1-"),
         (("--rungs", "naive"), "rungs 'naive': a number or a range"),
         (("--device", "TPU"), "unknown device 'TPU'"),
+        (("--device", ""), "unknown device ''"),
         (("--budget", "0"), "budget 0: a positive number"),
         (("--budget", "-3"), "budget -3: a positive number"),
         (("--budget", "nan"), "budget nan: a positive number"),

@@ -91,7 +91,8 @@ def ladder_command(
         else [get_rung(number) for number in options.parse_numbers(rungs, (r.number for r in load_rungs()))]
     )
     chosen_sizes = None if sizes is None else options.parse_sizes(sizes)
-    spec = get_spec(device or DEFAULT_EMULATED)  # an unknown name is refused on any machine
+    # An unknown name is refused on any machine.
+    spec = get_spec(DEFAULT_EMULATED if device is None else device)
     console = Console(highlight=False)
     found = probe()
     emulated = emulate or device is not None or not found.usable

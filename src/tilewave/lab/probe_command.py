@@ -51,7 +51,7 @@ def probe_command(
     probes = [get_probe(name) for name in dict.fromkeys(wanted)]
     budget, workers = options.check_budget(budget), options.check_jobs(jobs)
     chosen = None if sizes is None else options.parse_sizes(sizes)
-    spec = get_spec(device or DEFAULT_EMULATED)
+    spec = get_spec(DEFAULT_EMULATED if device is None else device)
     found = probe_gpu()
     emulated = emulate or device is not None or not found.usable
     if emulated and chosen is not None and chosen[-1] > options.LARGEST_EMULATED_SIZE:

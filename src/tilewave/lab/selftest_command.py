@@ -46,7 +46,8 @@ def selftest_command(
         raise UsageError(f"seed {seed}: whole numbers from 0 to {LARGEST_SEED} are accepted")
     known = {rung.number: rung for rung in load_rungs()}
     chosen = [known[number] for number in (known if rungs is None else options.parse_numbers(rungs, known))]
-    spec = get_spec(device or DEFAULT_EMULATED)  # an unknown name is refused on any machine
+    # An unknown name is refused on any machine.
+    spec = get_spec(DEFAULT_EMULATED if device is None else device)
     if path is not None:
         options.check_writable(path)
     seed = secrets.randbits(32) if seed is None else seed
