@@ -202,6 +202,34 @@ def probe(
 
 
 @app.command()
+def export(
+    rung: Annotated[str, typer.Argument(help="Number or name of the rung, such as 15 or large_patch.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Where it goes; - prints it. Its own name here by default.", metavar="FILE"),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="The GPU model that a schedule is made for; the GPU here by default.", metavar="NAME"
+        ),
+    ] = None,
+    sizes: Annotated[
+        str | None,
+        typer.Option(help="N of the N x N x N products that it runs by default.", metavar="N,N,..."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+) -> None:
+    """Write a rung as one standalone .cu with a main that checks it and times it against cuBLAS."""
+    from tilewave.lab.export import export_command
+
+    path = export_command(rung, out=out, device=device, sizes=sizes, force=force)
+    if path is not None:
+        name = path.stem
+        typer.echo(f"Wrote {path}. Build it: nvcc -O3 -arch=native {path} -lcublas -o {name}")
+
+
+@app.command()
 def picture(
     file: Annotated[Path, typer.Argument(help="A file that `tilewave ladder --json` wrote.")],
     out: Annotated[
