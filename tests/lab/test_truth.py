@@ -46,6 +46,7 @@ from tilewave.lab.truth import (
     run_launches,
     rung_limits,
     select_metrics,
+    shares_a_target,
     totals_of_pair,
 )
 from tilewave.lab.truth_emulated import (
@@ -315,7 +316,9 @@ def test_the_emulator_counts_what_the_h200_counted(table: dict[str, Any], kind: 
         emulator = emulate_maps([lane_map])
         for figure, hardware in comparable(lane_map, entry["hardware"]).items():
             compared += 1
-            if emulator[figure] != hardware:
+            # Past L1, which of several lanes with one target counts is known only nearly.
+            slack = int("_cg_" in kind and figure == "sectors" and shares_a_target(lane_map))
+            if abs(emulator[figure] - hardware) > slack:
                 wrong[figure].append(f"{lane_map.name}: H200 {hardware}, emulator {emulator[figure]}")
     assert compared >= 2 * len(entries)
     assert not wrong, dict(wrong)
@@ -368,22 +371,25 @@ def test_a_rung_counts_what_the_h200_counted(table: dict[str, Any], title: str) 
         }
         assert not wrong, f"{entry['shape']}: (H200, (least, most) by the emulator): {wrong}"
         # The passes beyond the emulator's are the profiler's conflicts beyond the emulator's.
-        passes, conflicts = (f"shared_store_{figure}" for figure in ("passes", "conflicts"))
-        assert hardware[passes] - limits[passes][0] == hardware[conflicts] - limits[conflicts][0]
+        for access in ("store", "load"):
+            passes, conflicts = (f"shared_{access}_{figure}" for figure in ("passes", "conflicts"))
+            assert hardware[passes] - limits[passes][0] == hardware[conflicts] - limits[conflicts][0]
         if emulated.compiler == table["readings"][entry["reading"]]["compiler"]:
             assert {name: count for name, count in emulated.counts.items() if count} == entry["emulator"]
             assert emulated.classes == entry["classes"]
             assert emulated.spills == entry["spills"]
 
 
-def test_most_rungs_are_compared(table: dict[str, Any]) -> None:
-    assert sum(bool(entries_of(table, title)) for title in RUNGS) >= 9
+def test_every_rung_is_compared(table: dict[str, Any]) -> None:
+    """Readings of a rung that was edited since do not count: read it again (benchmarks/truth_table.py)."""
+    assert [title for title in RUNGS if not entries_of(table, title)] == []
 
 
-def test_conflicts_of_copies_lie_between_hits_and_misses() -> None:
-    for misses, hits in ((7, 5), (5, 7), (6, 6)):
-        counts = defaultdict(int, copies=3, copy_conflicts=misses, copy_hit_conflicts=hits)
-        assert rung_limits(counts, False)["copy_conflicts"] == (min(misses, hits), max(misses, hits))
+def test_conflicts_of_copies_lie_around_hits_and_misses() -> None:
+    for misses, hits in ((700, 500), (500, 700), (600, 600)):
+        counts = defaultdict(int, copies=300, copy_conflicts=misses, copy_hit_conflicts=hits)
+        least, most = rung_limits(counts, False)["copy_conflicts"]
+        assert (least, most) == (int(0.9 * min(misses, hits)), int(1.25 * max(misses, hits)))
 
 
 def test_a_count_that_drifts_is_outside_the_limits(table: dict[str, Any]) -> None:
