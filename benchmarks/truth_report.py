@@ -165,7 +165,11 @@ def _rungs(rungs: list[dict[str, Any]]) -> Iterator[str]:
                 cells.append("")
                 continue
             ours, theirs = counts.get(name, 0), hardware[name]
-            other = emulator.get("copy_hit_conflicts", 0) if name == "copy_conflicts" else ours
+            other = ours
+            if name == "copy_conflicts":
+                other = emulator.get("copy_hit_conflicts", 0)
+            elif name == "global_load_requests":  # those of copies with an active lane are among them
+                other += emulator.get("copies", 0)
             span = f"{ours:,}" if other == ours else f"{min(ours, other):,} to {max(ours, other):,}"
             cells.append(f"{theirs:,}" if ours == other == theirs else f"**{theirs:,} / {span}**")
         yield f"| {entry['rung']} | {' x '.join(map(str, entry['shape']))} | {' | '.join(cells)} |"
@@ -173,8 +177,8 @@ def _rungs(rungs: list[dict[str, Any]]) -> Iterator[str]:
 
 def _instructions(rungs: list[dict[str, Any]]) -> Iterator[str]:
     yield (
-        "| rung | M x N x K | all: machine / PTX | ratio | FMA | shared and global | global without a lane "
-        "| local | the rest: machine / PTX |"
+        "| rung | M x N x K | all: machine / PTX | ratio | FMA | shared and global "
+        "| global and copies without a lane | local | the rest: machine / PTX |"
     )
     yield "|---|---|---|---|---|---|---|---|---|"
     for entry in rungs:
@@ -183,7 +187,8 @@ def _instructions(rungs: list[dict[str, Any]]) -> Iterator[str]:
         memory = ("shared_loads", "shared_stores", "global_loads", "global_stores", "copies")
         theirs_memory = sum(hardware.get(name, 0) for name in memory)
         our_memory = sum(emulator.get(name, 0) for name in memory)
-        idle = sum(
+        # Requests of copies are counted among those of loads.
+        idle = hardware.get("copies", 0) + sum(
             hardware[f"global_{way}s"] - hardware[f"global_{way}_requests"] for way in ("load", "store")
         )
         local = hardware["local_loads"] + hardware["local_stores"]
