@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tilewave.device import query_device
+from tilewave.device import DeviceSpec
 from tilewave.lab.export import standalone
 from tilewave.lab.registry import get_rung
 
@@ -20,8 +20,8 @@ NVCC = shutil.which("nvcc")
 @pytest.mark.gpu
 @pytest.mark.skipif(NVCC is None, reason="nvcc is not on the PATH: the CUDA toolkit is not installed")
 @pytest.mark.parametrize("number", [1, 12, 15, 18, 21, 23])
-def test_it_builds_runs_and_is_right(number: int, tmp_path: Path) -> None:
-    (tmp_path / "rung.cu").write_text(standalone(get_rung(number), query_device(), SIZES))
+def test_it_builds_runs_and_is_right(number: int, spec: DeviceSpec, tmp_path: Path) -> None:
+    (tmp_path / "rung.cu").write_text(standalone(get_rung(number), spec, SIZES))
     build = [str(NVCC), "-O3", "-arch=native", "rung.cu", "-lcublas", "-o", "rung"]
     built = subprocess.run(build, cwd=tmp_path, capture_output=True, text=True, timeout=240)
     assert built.returncode == 0, built.stderr
