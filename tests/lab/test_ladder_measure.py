@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from tilewave.bench.environment import GpuState
+from tilewave.compiler import choose_arch, compile_source
 from tilewave.device import get_spec
 from tilewave.errors import MeasurementError
 from tilewave.lab import measure
@@ -176,3 +178,30 @@ def test_large_sizes_check_rows_drawn_afresh(
     measured({1: right})
     assert all(len(set(rows)) == SIZE // 2 for rows in asked)
     assert asked[0] != asked[-1]
+
+
+@pytest.mark.parametrize(("capability", "loads_ptx"), [((9, 0), False), ((99, 0), True)])
+def test_what_is_loaded_runs_on_the_gpu_at_hand(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], loads_ptx: bool
+) -> None:
+    """Machine code of an older major version does not run on a newer GPU; PTX does."""
+    images: list[bytes] = []
+
+    class FakeModule:
+        def __init__(self, device: object, image: bytes) -> None:
+            images.append(image)
+
+        def function(self, symbol: str) -> FakeModule:
+            return self
+
+        def prepare(self, *launch: object) -> None:
+            """Nothing is launched."""
+
+    monkeypatch.setattr(measure, "Module", FakeModule)
+    spec = replace(get_spec("H200"), compute_capability=capability)
+    rung, arch = get_rung(1), choose_arch(capability).arch
+    program = compile_source(rung.source(), rung.entries, arch)
+    matrices = [SimpleNamespace(shape=(8, 8)) for _ in range(3)]
+    candidate = Candidate(rung, program, next(iter(program.kernels.values())), spec)
+    measure.prepare(candidate, None, None, *matrices)
+    assert images == [program.ptx.encode() + b"\0" if loads_ptx else program.cubin]

@@ -9,7 +9,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from tilewave.device import DeviceSpec, get_spec, query_device
+from tilewave.device import DeviceSpec, driver_cuda_version, get_spec, query_device
 from tilewave.errors import UsageError
 from tilewave.lab import options
 from tilewave.lab.ladder import Gpu, Silent, run_ladder
@@ -142,10 +142,12 @@ def emulation_notice(reason: str | None, spec: DeviceSpec, asked: bool) -> str:
 def open_gpu() -> tuple[Gpu, DeviceSpec, str]:
     """The first GPU with the baseline to compare with, its description, and a line that names both."""
     from tilewave.bench.baseline import find_baseline
+    from tilewave.compiler import choose_arch
     from tilewave.compiler.toolchain import compiler_version, supported_architectures
 
     supported_architectures()  # loads NVRTC before a framework brings one of its own into the process
     device, spec = Device(), query_device()
+    choose_arch(spec.compute_capability, driver_cuda_version())  # refuses what nothing can be compiled for
     baseline, note = find_baseline()
     return (
         Gpu(device, baseline),

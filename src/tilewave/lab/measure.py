@@ -13,7 +13,7 @@ from tilewave.bench.baseline import Baseline
 from tilewave.bench.environment import GpuState
 from tilewave.bench.gpu import EventStopwatch, can_capture
 from tilewave.bench.timing import Contender, Timing, check_rate, interleave
-from tilewave.compiler import Kernel, Program
+from tilewave.compiler import Kernel, Program, choose_arch
 from tilewave.device import DeviceSpec, query_device
 from tilewave.errors import MeasurementError
 from tilewave.lab.launches import RungLaunch, launch_of
@@ -73,9 +73,11 @@ def prepare(
 ) -> PreparedLaunch:
     """A launch of the rung for c = a @ b, of any shape, ready to be submitted; it owns its workspace."""
     (m, k), n = a.shape, b.shape[1]
-    planned = launch_of(candidate.rung, m, n, k, candidate.spec or query_device(device.ordinal))
+    spec = candidate.spec or query_device(device.ordinal)
+    planned = launch_of(candidate.rung, m, n, k, spec)
     symbol = candidate.program.kernels[planned.entry].symbol
-    function = Module(device, candidate.program.cubin).function(symbol)
+    image = choose_arch(spec.compute_capability).image_of(candidate.program)
+    function = Module(device, image).function(symbol)
     arguments = [a, b, c, m, n, k, *workspace_arguments(planned, device)]
     return function.prepare(planned.grid, planned.block, arguments, stream)
 

@@ -214,7 +214,8 @@ def prepare_variant(
     kernel = program.kernels[planned.entry]
     arguments = [a, b, c, m, n, k, *workspace_arguments(planned, device)]
     dynamic = dynamic_shared_for(variant, kernel, spec)
-    function = Module(device, program.cubin).function(kernel.symbol)
+    image = choose_arch(spec.compute_capability).image_of(program)
+    function = Module(device, image).function(kernel.symbol)
     return function.prepare(planned.grid, planned.block, arguments, stream, dynamic)
 
 
