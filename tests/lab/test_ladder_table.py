@@ -23,9 +23,9 @@ def shown(ladder: Ladder, width: int = 80, rungs: range = range(1, 13)) -> str:
 
 
 def with_real_titles(ladder: Ladder) -> Ladder:
-    """The made-up figures under the names of the registry, whose lengths the columns must hold."""
+    """The made-up figures under the registry's names and reports, whose lengths the columns must hold."""
     ladder.rows = [
-        replace(row, title=get_rung(row.rung).name.replace("_", " "), reported="no change")
+        replace(row, title=get_rung(row.rung).title[3:], reported=get_rung(row.rung).reported.throughput)
         for row in ladder.rows
     ]
     return ladder

@@ -52,7 +52,15 @@ def _table(title: str) -> Table:
 def _columns(table: Table, names: Iterable[str]) -> None:
     table.add_column("rung", no_wrap=True, vertical="bottom")
     for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
+        # What the article says is prose: it wraps, so that no figure is cut off on a narrow terminal.
+        prose = name.startswith("article")
+        table.add_column(
+            name,
+            justify="right",
+            vertical="bottom",
+            no_wrap=not prose,
+            max_width=17 if prose else None,
+        )
 
 
 def _rung(row: Row) -> Text:
