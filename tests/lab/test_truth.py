@@ -310,6 +310,7 @@ def test_the_emulator_counts_what_the_h200_counted(table: dict[str, Any], kind: 
     entries = [entry for entry in table["maps"] if entry["kind"] == kind]
     assert len(entries) > 40
     wrong: dict[str, list[str]] = defaultdict(list)
+    off_by_one: list[str] = []
     compared = 0
     for entry in entries:
         lane_map = map_from_json(entry)
@@ -317,11 +318,14 @@ def test_the_emulator_counts_what_the_h200_counted(table: dict[str, Any], kind: 
         for figure, hardware in comparable(lane_map, entry["hardware"]).items():
             compared += 1
             # Past L1, which of several lanes with one target counts is known only nearly.
-            slack = int("_cg_" in kind and figure == "sectors" and shares_a_target(lane_map))
-            if abs(emulator[figure] - hardware) > slack:
+            open_question = "_cg_" in kind and figure == "sectors" and shares_a_target(lane_map)
+            if open_question and abs(emulator[figure] - hardware) == 1:
+                off_by_one.append(lane_map.name)
+            elif emulator[figure] != hardware:
                 wrong[figure].append(f"{lane_map.name}: H200 {hardware}, emulator {emulator[figure]}")
     assert compared >= 2 * len(entries)
     assert not wrong, dict(wrong)
+    assert len(off_by_one) <= 2, off_by_one
 
 
 def test_copies_whose_source_is_in_l1_take_one_lookup(table: dict[str, Any]) -> None:
@@ -378,6 +382,15 @@ def test_a_rung_counts_what_the_h200_counted(table: dict[str, Any], title: str) 
             assert {name: count for name, count in emulated.counts.items() if count} == entry["emulator"]
             assert emulated.classes == entry["classes"]
             assert emulated.spills == entry["spills"]
+
+
+def test_loads_show_stray_passes_in_one_launch_at_most(table: dict[str, Any]) -> None:
+    strays = [
+        entry["rung"]
+        for entry in table["rungs"]
+        if entry["hardware"]["shared_load_passes"] != entry["emulator"].get("shared_load_passes", 0)
+    ]
+    assert len(strays) <= 1, strays
 
 
 def test_every_rung_is_compared(table: dict[str, Any]) -> None:
