@@ -1,0 +1,1 @@
+"""The product's kernels: CUDA templates, their instances, their argument block."""

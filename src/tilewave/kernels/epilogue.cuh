@@ -1,0 +1,51 @@
+// From a sum of products to what is stored: out = activation(alpha * sum + beta * c + bias).
+//
+// One definition for every kernel, so that a product's bits do not depend on which kernel computed its sum.
+#pragma once
+
+#include "gemm_args.cuh"
+
+namespace tilewave {
+
+enum Activation { NONE = 0, RELU = 1, GELU = 2, GELU_TANH = 3, SILU = 4 };
+
+__device__ __forceinline__ float activate(int activation, float x) {
+    switch (activation) {
+        case RELU:
+            return x < 0.0f ? 0.0f : x;  // keeps NaN
+        case GELU:
+            return 0.5f * x * (1.0f + erff(x * 0.70710678118654752440f));
+        case GELU_TANH:
+            return 0.5f * x * (1.0f + tanhf(0.79788456080286535588f * (x + 0.044715f * x * x * x)));
+        case SILU:
+            return x / (1.0f + expf(-x));
+        default:
+            return x;
+    }
+}
+
+// Whether out = alpha * sum is all there is to do.
+__device__ __forceinline__ bool is_plain(const GemmArgs& args) {
+    return args.beta == 0.0f && args.bias.data == nullptr && args.preactivation.data == nullptr &&
+           args.activation == NONE;
+}
+
+// What the activation is applied to. c is not read where beta is 0.
+__device__ __forceinline__ float before_activation(const GemmArgs& args, const Item& item, Index row, Index column,
+                                                   float sum) {
+    float value = args.alpha * sum;
+    if (args.beta != 0.0f)
+        value = __fmaf_rn(args.beta, item.c[row * args.c.row + column * args.c.column], value);
+    if (item.bias != nullptr) value += item.bias[row * args.bias.row + column * args.bias.column];
+    return value;
+}
+
+// Finishes and stores the element at (row, column), which must be inside the matrix.
+__device__ __forceinline__ void store(const GemmArgs& args, const Item& item, Index row, Index column, float sum) {
+    float value = before_activation(args, item, row, column, sum);
+    if (item.preactivation != nullptr)
+        item.preactivation[row * args.preactivation.row + column * args.preactivation.column] = value;
+    item.out[row * args.out.row + column * args.out.column] = activate(args.activation, value);
+}
+
+}  // namespace tilewave
