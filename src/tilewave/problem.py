@@ -1,7 +1,7 @@
 """What a product is, as plain data: sizes, strides, alignments, epilogue. No pointers, no GPU.
 
-A `GemmProblem` is what the planner sees and what a cache of plans is keyed by: two calls with equal problems run
-the same kernel in the same way. Strides are in elements and may have any sign; 0 repeats an element.
+A `GemmProblem` is what the planner sees and what a cache of plans is keyed by: two calls with equal problems
+run the same kernel in the same way. Strides are in elements and may have any sign; 0 repeats an element.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Precision(StrEnum):
 class MatrixLayout:
     """How a matrix (or a batch of them) lies in memory.
 
-    ``row`` and ``column`` are the distances, in elements, from an element to the one below and to the one on its
-    right; ``batch`` the distances along `GemmProblem.batch`. ``alignment`` is what the address of element
+    ``row`` and ``column`` are the distances, in elements, from an element to the one below and to the one on
+    its right; ``batch`` the distances along `GemmProblem.batch`. ``alignment`` is what the address of element
     (0, 0) of the first matrix is a multiple of: 16, 8 or 4 bytes.
     """
 
@@ -53,10 +53,10 @@ class MatrixLayout:
 class GemmProblem:
     """out = activation(alpha * A B + beta * C + bias), for every item of a batch.
 
-    A is m x k, B is k x n; C, bias, out and preactivation are m x n (a bias vector has stride 0 along the other
-    axis). ``batch`` holds the extents of the batch axes, outermost first. ``c`` is None where beta is 0,
-    ``product`` False where alpha is 0 or k is 0: then A and B are never read. ``preactivation`` also receives what
-    the activation is applied to.
+    A is m x k, B is k x n; C, bias, out and preactivation are m x n (a bias vector has stride 0 along the
+    other axis). ``batch`` holds the extents of the batch axes, outermost first. ``c`` is None where beta is
+    0, ``product`` False where alpha is 0 or k is 0: then A and B are never read. ``preactivation`` also
+    receives what the activation is applied to.
     """
 
     m: int

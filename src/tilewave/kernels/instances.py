@@ -1,9 +1,9 @@
 """Kernel instances of the product: what each one is, in plain data. No GPU library is imported.
 
-A *family* is one template (a `.cuh` file beside this one) and a Python module that lists its instances and says
-which problems they take. An *instance* is the template with its parameters filled in: one entry of one cubin.
-Every kernel takes one argument, GemmArgs (`gemm_args.cuh`), and runs on a one-dimensional grid of `cut.blocks`
-blocks, so that planner and launcher treat all families alike.
+A *family* is one template (a `.cuh` file beside this one) and a Python module that lists its instances and
+says which problems they take. An *instance* is the template with its parameters filled in: one entry of one
+cubin. Every kernel takes one argument, GemmArgs (`gemm_args.cuh`), and runs on a one-dimensional grid of
+`cut.blocks` blocks, so that planner and launcher treat all families alike.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Access:
     """How a kernel reads an operand: vectors of ``width`` bytes along an axis.
 
     At 4 bytes any stride along either axis is fine, and ``contiguous`` only tells which neighbours are read
-    together. At 8 and 16 the stride along that axis is 1, and every other stride and the address are multiples of
-    the width.
+    together. At 8 and 16 the stride along that axis is 1, and every other stride and the address are
+    multiples of the width.
     """
 
     contiguous: Contiguous
@@ -39,11 +39,12 @@ class Access:
 class Instance:
     """One compiled kernel.
 
-    A block computes ``bm`` x ``bn`` outputs (of ``items`` consecutive batch items) in slices ``bk`` deep; a problem
-    has ceil(m / bm) * ceil(n / bn) * ceil(batches / items) tiles. ``k_groups`` thread groups of a block share a
-    slice and are summed in order. ``sequential``: an uncut tile's sum is one chain of fused multiply-adds in the
-    order of k, from 0, so that all such instances give the same bits. ``cuttable``: a tile may be cut along K.
-    ``a`` and ``b`` are None where the kernel reads any layout. ``reason`` says what the instance is there for.
+    A block computes ``bm`` x ``bn`` outputs (of ``items`` consecutive batch items) in slices ``bk`` deep; a
+    problem has ceil(m / bm) * ceil(n / bn) * ceil(batches / items) tiles. ``k_groups`` thread groups of a
+    block share a slice and are summed in order. ``sequential``: an uncut tile's sum is one chain of fused
+    multiply-adds in the order of k, from 0, so that all such instances give the same bits. ``cuttable``: a
+    tile may be cut along K. ``a`` and ``b`` are None where the kernel reads any layout. ``reason`` says what
+    the instance is there for.
     """
 
     name: str

@@ -13,7 +13,8 @@ FLOAT_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class GemmEstimate:
-    """Predicted time in microseconds and its parts; the whole is not always their sum (work overlaps traffic)."""
+    """Predicted time in microseconds and its parts; the whole is not always their sum (work overlaps
+    traffic)."""
 
     total: float
     compute: float
@@ -43,8 +44,8 @@ class GemmPlan:
     """Which kernel computes a problem, how its work is dealt, and what was turned down and why.
 
     ``problem`` is what the kernel sees, after folding and swapping. The launch is ``cut.blocks`` blocks of
-    ``instance.threads`` threads; ``notes`` name everything that a user would want to be told (a copy, a staging, a
-    cap on SMs).
+    ``instance.threads`` threads; ``notes`` name everything that a user would want to be told (a copy, a
+    staging, a cap on SMs).
     """
 
     problem: GemmProblem
