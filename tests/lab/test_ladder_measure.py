@@ -100,13 +100,20 @@ def measured(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> Calla
         ),
     )
 
-    def run(products: dict[int, Product], baseline: Product | None = right) -> measure.MeasuredSize:
+    def run(
+        products: dict[int, Product],
+        baseline: Product | None = right,
+        shape: tuple[int, int, int] = (SIZE, SIZE, SIZE),
+    ) -> measure.MeasuredSize:
         candidates = [
             Candidate(get_rung(number), SimpleNamespace(product=product), None)  # type: ignore[arg-type]
             for number, product in products.items()
         ]
         library = None if baseline is None else FakeBaseline(baseline)
-        return Measurer(object(), SPEC, library).measure(SIZE, candidates, rng)  # type: ignore[arg-type]
+        measurer = Measurer(object(), SPEC, library)  # type: ignore[arg-type]
+        if shape == (SIZE, SIZE, SIZE):
+            return measurer.measure(SIZE, candidates, rng)
+        return measurer.measure_shape(shape, candidates, rng)
 
     return run
 
@@ -124,6 +131,14 @@ def test_right_results_are_timed_and_compared(measured: Callable[..., Any]) -> N
     assert found.baseline.over_baseline is None
     assert found.graphs
     assert found.before.sm_clock_mhz == 1980.0
+
+
+def test_a_rectangle_has_its_own_rate(measured: Callable[..., Any]) -> None:
+    found = measured({1: right, 2: unwritten_corner}, shape=(24, 40, 56))
+    assert found.rungs[1].check.shape == (24, 40, 56)
+    assert found.rungs[1].speed.tflops == pytest.approx(2e-9 * 24 * 40 * 56)
+    assert found.baseline.tflops == pytest.approx(2e-9 * 24 * 40 * 56)
+    assert not found.rungs[2].check.holds
 
 
 def test_an_element_never_written_is_found_and_the_rung_not_timed(measured: Callable[..., Any]) -> None:

@@ -147,7 +147,7 @@ class _Run:
         self.ladder.sessions.append({**environment.to_json(), "states": []})
         baseline = gpu.baseline.name if gpu and gpu.baseline else ""
         self.keys = {
-            rung.number: _key(rung, self.arch, spec.name, gpu is not None, baseline) for rung in rungs
+            rung.number: row_key(rung, self.arch, spec.name, gpu is not None, baseline) for rung in rungs
         }
         self._drop_stale_rows()
 
@@ -306,7 +306,7 @@ class _Run:
             save_ladder(self.ladder, self.path)
 
 
-def _key(rung: Rung, arch: str, device: str, timed: bool, baseline: str) -> str:
+def row_key(rung: Rung, arch: str, device: str, timed: bool, baseline: str) -> str:
     """A digest of everything that a row's figures depend on, apart from the size."""
     digest = hashlib.sha256()
     source = rung.source()

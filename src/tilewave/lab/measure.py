@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,14 +17,14 @@ from tilewave.bench.timing import Contender, Timing, check_rate, interleave
 from tilewave.compiler import Kernel, Program, choose_arch
 from tilewave.device import DeviceSpec, query_device
 from tilewave.errors import MeasurementError
-from tilewave.lab.launches import RungLaunch, launch_of
+from tilewave.lab.launches import RungLaunch, Shape, launch_of
 from tilewave.lab.records import Check, Speed
 from tilewave.lab.registry import Rung
 from tilewave.precision import error_in_bounds
 from tilewave.runtime.driver import Device, DeviceArray, Module, PreparedLaunch, Stream
 
-#: Up to this size every row is compared with float64; above it as many rows as `CHECKED_ROWS`, drawn afresh.
-#: All elements of every size are compared with the baseline.
+#: Products of up to this many cubed multiply-adds are compared with float64 whole; of larger ones as many
+#: rows as `CHECKED_ROWS`, drawn afresh. All elements of every size are compared with the baseline.
 FULLY_CHECKED = 2048
 CHECKED_ROWS = 512
 ROUNDS = 5
@@ -53,7 +54,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class MeasuredSize:
-    """One size: all rungs by number, the baseline, and the GPU's state before and after the timing."""
+    """One shape: all rungs by number, the baseline, and the GPU's state before and after the timing."""
 
     rungs: dict[int, Measured]
     baseline: Speed | None
@@ -109,11 +110,23 @@ class Measurer:
         budget_s: float | None = None,
     ) -> MeasuredSize:
         """Check and time the candidates at N = M = K = ``size`` on fresh N(0,1) data."""
+        return self.measure_shape((size, size, size), candidates, rng, budget_s)
+
+    def measure_shape(
+        self,
+        shape: Shape,
+        candidates: Sequence[Candidate],
+        rng: np.random.Generator,
+        budget_s: float | None = None,
+    ) -> MeasuredSize:
+        """Check and time the candidates at ``shape`` (M, N, K) on fresh N(0,1) data."""
         started = time.monotonic()
-        a, b = (rng.standard_normal((size, size), dtype=np.float32) for _ in range(2))
+        m, n, k = shape
+        a, b = (rng.standard_normal(extent, dtype=np.float32) for extent in ((m, k), (k, n)))
         left, right = DeviceArray.from_numpy(self._device, a), DeviceArray.from_numpy(self._device, b)
-        out = DeviceArray.empty(self._device, (size, size))
-        rows = None if size <= FULLY_CHECKED else np.sort(rng.choice(size, CHECKED_ROWS, replace=False))
+        out = DeviceArray.empty(self._device, (m, n))
+        every_row = m * n * k <= FULLY_CHECKED**3 or m <= CHECKED_ROWS
+        rows = None if every_row else np.sort(rng.choice(m, CHECKED_ROWS, replace=False))
 
         contenders: list[Contender] = []
         reference: NDArray[np.float32] | None = None
@@ -126,7 +139,7 @@ class Measurer:
             if not baseline_error <= 1.0:
                 raise MeasurementError(
                     f"{self._baseline.name} is off by {baseline_error:.3g} times what FP32 may be off by "
-                    f"at N = {size}: it did not compute in FP32 (is NVIDIA_TF32_OVERRIDE set?)"
+                    f"at {m} x {n} x {k}: it did not compute in FP32 (is NVIDIA_TF32_OVERRIDE set?)"
                 )
 
         checks: dict[int, tuple[Check, float | None]] = {}
@@ -136,7 +149,7 @@ class Measurer:
             contender = Contender(candidate.rung.title, launch)
             result = self._result(contender, out)
             error = error_in_bounds(result, a, b, rows)
-            check = Check("GPU", (size, size, size), error, candidate.rung.tolerance)
+            check = Check("GPU", shape, error, candidate.rung.tolerance)
             difference = None if reference is None else float(np.max(np.abs(result - reference)))
             checks[candidate.rung.number] = check, difference
             if check.holds:
@@ -154,13 +167,13 @@ class Measurer:
             number: Measured(
                 check,
                 difference,
-                self._speed(timings[names[number]], size, base) if number in names else None,
+                self._speed(timings[names[number]], shape, base) if number in names else None,
             )
             for number, (check, difference) in checks.items()
         }
         return MeasuredSize(
             measured,
-            None if base is None else self._speed(base, size, None),
+            None if base is None else self._speed(base, shape, None),
             baseline_error,
             before,
             after,
@@ -173,8 +186,8 @@ class Measurer:
         contender.work()
         return out.to_numpy()
 
-    def _speed(self, timing: Timing, size: int, base: Timing | None) -> Speed:
-        tflops = timing.tflops(2.0 * size**3)
+    def _speed(self, timing: Timing, shape: Shape, base: Timing | None) -> Speed:
+        tflops = timing.tflops(2.0 * math.prod(shape))
         check_rate(timing.name, tflops, self._spec.peak_fp32_tflops)
         return Speed(
             timing.rounds_ms,
