@@ -17,6 +17,7 @@ from tilewave.emulator.memory import Buffer, Memory
 from tilewave.emulator.passes import PatternMemo
 from tilewave.emulator.program import Program, translate
 from tilewave.emulator.ptx import Module, Parameter, Variable, parse_ptx
+from tilewave.emulator.trace import Trace
 from tilewave.errors import UsageError
 
 BATCH_LANES = 8192
@@ -53,6 +54,7 @@ def launch(
     detect_races: bool = False,
     allow_exited_at_barrier: bool = False,
     step_limit: int = 1_000_000,
+    trace: Trace | None = None,
 ) -> LaunchResult:
     """Run a kernel on the CPU.
 
@@ -77,7 +79,8 @@ def launch(
     between them. A block some of whose threads have ended cannot pass a barrier unless
     `allow_exited_at_barrier` is set: the hardware (since Volta) counts only threads that have not ended, but
     the PTX ISA asks for all threads of a warp, and CUDA for all threads of the block. `step_limit` bounds
-    the basic blocks that a batch may run, to end endless loops.
+    the basic blocks that a batch may run, to end endless loops. `trace` follows one warp; it sees addresses
+    only with `count`.
     """
     started = time.perf_counter()
     module = _parsed(ptx) if isinstance(ptx, str) else ptx
@@ -110,6 +113,7 @@ def launch(
             detect_races=detect_races,
             allow_exited_at_barrier=allow_exited_at_barrier,
             step_limit=step_limit,
+            trace=trace,
         )
 
     counters = Counters()

@@ -24,6 +24,7 @@ from tilewave.emulator.program import Program
 from tilewave.emulator.races import RaceDetector
 from tilewave.emulator.registers import RegisterFile
 from tilewave.emulator.tally import Tally
+from tilewave.emulator.trace import Trace
 from tilewave.errors import BarrierError, EmulationError
 
 Ids = npt.NDArray[np.int64]
@@ -61,6 +62,7 @@ class Machine:
         detect_races: bool,
         allow_exited_at_barrier: bool,
         step_limit: int,
+        trace: Trace | None = None,
     ) -> None:
         self.program = program
         self.memory = memory
@@ -80,7 +82,8 @@ class Machine:
         self._parameters = parameters
         self._parameter_values: dict[tuple[str, int, str], npt.NDArray[Any]] = {}
         self.counters = Counters()
-        self.tally = Tally(self.counters, memo)
+        self.trace = trace
+        self.tally = Tally(self.counters, memo, trace)
         self.shared_bytes = program.layout.dynamic_offset + dynamic_shared_bytes
         self.shared = SharedMemory(len(self.block_ids), self.shared_bytes, self.threads)
         self.shared_words = self.shared.words
@@ -152,6 +155,8 @@ class Machine:
             positions = np.arange(self.lanes.n)
         if len(positions) == self.lanes.n:
             lanes, file = self.lanes, self.file
+            if self.trace is not None:
+                self.trace.enter(lanes, block)
             code.function(lanes, *file.rows(index, code.names, lanes.n))
         else:
             lanes = Lanes(self, self.lanes.ids[positions])
@@ -159,6 +164,8 @@ class Machine:
                 self._part_file = RegisterFile(self.program.slots, self.program.scratch_rows, self.lane_count)
             file = self._part_file
             file.copy_lanes(self.file, positions, self.program.entry_slots[index])
+            if self.trace is not None:
+                self.trace.enter(lanes, block)
             code.function(lanes, *file.rows(index, code.names, lanes.n))
             file.return_lanes(self.file, positions, self.program.exit_slots[index])
         if self.counting:

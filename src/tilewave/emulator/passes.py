@@ -80,7 +80,7 @@ def shared_passes(
     if groups == 1 or kind == "store":
         return cost, cost - served
     whole = first_words.reshape(warps, WARP)
-    merged = np.flatnonzero(_agrees(whole, 1) | _agrees(whole, 2))
+    merged = np.flatnonzero(lanes_agree(whole, 1) | lanes_agree(whole, 2))
     pairs = words[merged].reshape(-1, 2 * WARP)
     together = _largest_in_a_bank(pairs).reshape(len(merged), groups // 2)
     cost[merged], served[merged] = together.sum(axis=1), (together > 0).sum(axis=1)
@@ -376,8 +376,8 @@ def _distinct(values: npt.NDArray[np.int64]) -> Counts:
     return count
 
 
-def _agrees(addresses: npt.NDArray[np.int64], bit: int) -> npt.NDArray[np.bool_]:
-    """Whether each active lane of the last axis has the address of lane^bit, or that lane is off."""
+def lanes_agree(addresses: npt.NDArray[np.int64], bit: int) -> npt.NDArray[np.bool_]:
+    """For each row of addresses (negative: off), whether every lane has that of lane^bit, or one is off."""
     partner = addresses[..., np.arange(addresses.shape[-1]) ^ bit]
     agree = (addresses == partner) | (addresses < 0) | (partner < 0)
     result: npt.NDArray[np.bool_] = agree.all(axis=-1)

@@ -13,17 +13,19 @@ from tilewave.emulator.passes import PatternMemo, local_sectors
 
 if TYPE_CHECKING:
     from tilewave.emulator.lanes import Lanes
+    from tilewave.emulator.trace import Trace
 
 Array = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
 
 
 class Tally:
-    """Adds up memory accesses in `counters`."""
+    """Adds up memory accesses in `counters`, and tells them to a `trace` if there is one."""
 
-    def __init__(self, counters: Counters, memo: PatternMemo) -> None:
+    def __init__(self, counters: Counters, memo: PatternMemo, trace: Trace | None = None) -> None:
         self.counters = counters
         self.memo = memo
+        self.trace = trace
 
     def shared(
         self, table: Array, active: Mask | None, warps: int, store: bool, width: int, count: int
@@ -45,6 +47,8 @@ class Tally:
     def shared_group(self, lanes: Lanes, group: Group, addresses: Array) -> None:
         """All accesses of a group, whose base addresses are given."""
         table, active = lanes.by_warp(addresses, None)
+        if self.trace is not None:
+            self.trace.group(group, table, active)
         for (store, width), count in group.counted.items():
             self.shared(table, active, lanes.warps, store, width, count)
         stores = group.stores
@@ -63,6 +67,8 @@ class Tally:
                 c.shared_stores_as_written += lanes.warps
             else:
                 c.shared_loads_as_written += lanes.warps
+        if self.trace is not None:
+            self.trace.access(access, space, *lanes.by_warp(addresses, mask))
         width = access.counted_width
         if not width:
             return
@@ -106,6 +112,8 @@ class Tally:
         c.copies_by_width[width] += lanes.warps
         targets, active = lanes.by_warp(target, mask)
         sources, _ = lanes.by_warp(source, mask)
+        if self.trace is not None:
+            self.trace.access(access, "copy", targets, active, sources)
         reads = None if given is None else lanes.by_warp(lanes.spread(given) > 0, None)[0]
         bypass = "cg" in access.instruction.modifiers
         sums = self.memo.copy_figures(targets, sources, active, width, bypass=bypass, reads=reads)
