@@ -31,6 +31,10 @@ class DeviceError(TilewaveError):
     """No usable GPU, or a call of the CUDA driver failed."""
 
 
+class CaptureError(DeviceError):
+    """Something that cannot be done while a stream is captured; `prepare` does it ahead."""
+
+
 class EmulationError(TilewaveError):
     """The emulated kernel did something that is wrong or that the emulator does not know."""
 

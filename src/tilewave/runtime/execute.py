@@ -1,0 +1,110 @@
+"""Running a plan on a GPU: the kernel is loaded, workspace taken, the argument block packed and launched."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tilewave.errors import UsageError
+from tilewave.kernels.arguments import GEMM_ARGS_BYTES, Pointers, pack_arguments
+from tilewave.planner.gemm.records import GemmPlan
+from tilewave.problem import GemmProblem
+from tilewave.runtime import driver
+from tilewave.runtime.kernels import gpu_state
+from tilewave.runtime.workspace import workspace_pool
+
+if TYPE_CHECKING:
+    from tilewave.planner.gemm.select import PlanOptions
+
+
+def run(
+    problem: GemmProblem,
+    pointers: Pointers,
+    alpha: float,
+    beta: float,
+    *,
+    device: int,
+    stream: int,
+    options: PlanOptions,
+    workspace: tuple[int, int] | None = None,
+) -> GemmPlan:
+    """Plan a problem for GPU ``device`` and submit it to ``stream``; nothing waits for it.
+
+    ``workspace`` is the address and size in bytes of memory of the caller's, used in place of the pool's.
+    """
+    from tilewave.planner.gemm import plan_gemm
+
+    plan = plan_gemm(problem, gpu_state(device).spec, options)
+    launch_plan(plan, pointers, alpha, beta, device=device, stream=stream, workspace=workspace)
+    return plan
+
+
+def launch_plan(
+    plan: GemmPlan,
+    pointers: Pointers,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    *,
+    device: int,
+    stream: int,
+    workspace: tuple[int, int] | None = None,
+) -> None:
+    """Submit a plan to a stream (a raw handle; 0 is the legacy default stream)."""
+    if plan.blocks == 0:
+        return
+    state = gpu_state(device)
+    with state.context():
+        kernel = state.kernel(plan.instance, stream)
+        if plan.ticket_bytes:
+            tickets, partials = _workspace(plan, device, stream, workspace)
+            pointers = replace(pointers, tickets=tickets, partials=partials)
+        block = ctypes.create_string_buffer(
+            pack_arguments(plan.problem, plan.cut, plan.raster, pointers, alpha, beta), GEMM_ARGS_BYTES
+        )
+        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(block))
+        instance = plan.instance
+        driver._call(
+            "cuLaunchKernel",
+            kernel,
+            plan.blocks,
+            1,
+            1,
+            instance.threads,
+            1,
+            1,
+            instance.shared_bytes,
+            stream,
+            ctypes.addressof(parameters),
+            0,
+        )
+
+
+def prepare_plan(plan: GemmPlan, *, device: int) -> None:
+    """Load a plan's kernel and set workspace aside, so that it can be launched inside a capture."""
+    state = gpu_state(device)
+    if plan.blocks == 0:
+        return
+    with state.context():
+        state.kernel(plan.instance, 0)
+        if plan.ticket_bytes:
+            workspace_pool(state).reserve(plan.ticket_bytes, plan.partial_bytes)
+
+
+def _workspace(plan: GemmPlan, device: int, stream: int, given: tuple[int, int] | None) -> tuple[int, int]:
+    """Addresses of tickets and partial sums."""
+    if given is None:
+        arena = workspace_pool(gpu_state(device)).take(stream, plan.ticket_bytes, plan.partial_bytes)
+        return arena.address, arena.partials
+    address, nbytes = given
+    # The caller's memory may begin anywhere; partial sums are written in vectors of 16 bytes.
+    partials = -(-address // 16) * 16
+    tickets = partials + plan.partial_bytes
+    needed = tickets + plan.ticket_bytes - address
+    if needed > nbytes:
+        raise UsageError(
+            f"workspace has {nbytes:,} bytes; this plan needs {needed:,} "
+            f"({plan.partial_bytes:,} of partial sums and {plan.ticket_bytes:,} of tickets)"
+        )
+    driver._call("cuMemsetD8Async", tickets, 0, plan.ticket_bytes, stream)
+    return tickets, partials

@@ -1,0 +1,128 @@
+"""Workspace for partial sums: one arena a stream, and a reserve for captures.
+
+A kernel that cuts tiles along K needs slots for partial sums and tickets that are 0 before and after. Work of
+one stream runs in order, so that all its launches share one arena, which grows to the largest need (the
+planner bounds it) and is given back in stream order when it is outgrown. A graph may be replayed at any time
+on any stream, so whatever a capture uses is its own for the life of the process; `reserve` sets it aside
+beforehand, because nothing may be allocated while a stream is captured.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from tilewave.errors import CaptureError
+from tilewave.runtime import driver
+from tilewave.runtime.kernels import GpuState, is_capturing
+
+TICKET_UNIT = 4096
+"""Tickets lie before the partial sums, in whole units of so many bytes."""
+
+
+@dataclass(frozen=True)
+class Arena:
+    """Workspace on a GPU: tickets at the beginning, partial sums behind."""
+
+    address: int
+    ticket_bytes: int
+    partial_bytes: int
+
+    @property
+    def partials(self) -> int:
+        """Address of the partial sums, a multiple of 256."""
+        return self.address + self.ticket_bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the whole."""
+        return self.ticket_bytes + self.partial_bytes
+
+    def holds(self, ticket_bytes: int, partial_bytes: int) -> bool:
+        """Whether a launch with these needs fits."""
+        return ticket_bytes <= self.ticket_bytes and partial_bytes <= self.partial_bytes
+
+
+class WorkspacePool:
+    """The arenas of one GPU."""
+
+    def __init__(self, state: GpuState) -> None:
+        self._state = state
+        self._lock = threading.Lock()
+        self._by_stream: dict[int, Arena] = {}
+        self._reserve: list[Arena] = []
+        self._captured: dict[tuple[int, int], Arena] = {}
+
+    def take(self, stream: int, ticket_bytes: int, partial_bytes: int) -> Arena:
+        """An arena for work that is submitted to ``stream`` next."""
+        identity = int(driver._call("cuStreamGetId", stream))
+        if is_capturing(stream):
+            return self._take_for_capture(stream, identity, ticket_bytes, partial_bytes)
+        with self._lock:
+            arena = self._by_stream.get(identity)
+            if arena is None or not arena.holds(ticket_bytes, partial_bytes):
+                if arena is not None:
+                    ticket_bytes = max(ticket_bytes, arena.ticket_bytes)
+                    partial_bytes = max(partial_bytes, arena.partial_bytes)
+                    driver._call("cuMemFreeAsync", arena.address, stream)
+                    del self._by_stream[identity]
+                arena = self._allocate(stream, ticket_bytes, partial_bytes)
+                self._by_stream[identity] = arena
+            return arena
+
+    def reserve(self, ticket_bytes: int, partial_bytes: int) -> None:
+        """Set an arena of this size aside for a capture, unless one is there; waits until it is ready."""
+        with self._lock:
+            if any(arena.holds(ticket_bytes, partial_bytes) for arena in self._reserve):
+                return
+            with self._state.context():
+                stream = driver._call("cuStreamCreate", 1)
+                try:
+                    self._reserve.append(self._allocate(int(stream), ticket_bytes, partial_bytes))
+                    driver._call("cuStreamSynchronize", stream)
+                finally:
+                    driver._call("cuStreamDestroy", stream)
+
+    def nbytes(self) -> int:
+        """Bytes held on this GPU: the arenas of all streams, captures and the reserve."""
+        with self._lock:
+            arenas = [*self._by_stream.values(), *self._reserve, *set(self._captured.values())]
+            return sum(arena.nbytes for arena in arenas)
+
+    def _take_for_capture(self, stream: int, identity: int, ticket_bytes: int, partial_bytes: int) -> Arena:
+        # (status, id of the capture, ...): streams that were forked into a capture share its id.
+        capture = int(driver._call("cuStreamGetCaptureInfo", stream)[1])
+        with self._lock:
+            held = self._captured.get((capture, identity))
+            if held is not None and held.holds(ticket_bytes, partial_bytes):
+                return held
+            fitting = [arena for arena in self._reserve if arena.holds(ticket_bytes, partial_bytes)]
+            if not fitting:
+                raise CaptureError(
+                    f"{ticket_bytes + partial_bytes:,} bytes of workspace would have to be allocated while "
+                    "the stream is captured into a graph: call tilewave.prepare() with this product before "
+                    "the capture begins, once for every stream that takes part in it, or pass workspace="
+                )
+            arena = min(fitting, key=lambda candidate: candidate.nbytes)
+            self._reserve.remove(arena)
+            self._captured[(capture, identity)] = arena
+            return arena
+
+    def _allocate(self, stream: int, ticket_bytes: int, partial_bytes: int) -> Arena:
+        ticket_bytes = max(1, -(-ticket_bytes // TICKET_UNIT)) * TICKET_UNIT
+        address = int(driver._call("cuMemAllocAsync", ticket_bytes + partial_bytes, stream))
+        driver._call("cuMemsetD8Async", address, 0, ticket_bytes, stream)
+        return Arena(address, ticket_bytes, partial_bytes)
+
+
+_pools: dict[int, WorkspacePool] = {}
+_pools_lock = threading.Lock()
+
+
+def workspace_pool(state: GpuState) -> WorkspacePool:
+    """The pool of a GPU."""
+    with _pools_lock:
+        pool = _pools.get(state.ordinal)
+        if pool is None:
+            pool = _pools[state.ordinal] = WorkspacePool(state)
+        return pool
