@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.runtime.fake_gpu import FakeGpu
+
+from tilewave.device import get_spec
+from tilewave.runtime import driver, kernels, staging, workspace
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
+    """A fake GPU in the driver's place, and no state of tilewave left over from before."""
+    fake = FakeGpu()
+    monkeypatch.setattr(driver, "_bindings", lambda: fake)
+    monkeypatch.setattr(driver.ProcessState, "initialised", False)
+    monkeypatch.setattr(driver.ProcessState, "forked", False)
+    monkeypatch.setattr(kernels, "query_device", lambda ordinal: get_spec("H200"))
+    monkeypatch.setattr(kernels, "driver_cuda_version", lambda: (13, 0))
+    monkeypatch.setattr(kernels, "_states", {})
+    monkeypatch.setattr(workspace, "_pools", {})
+    monkeypatch.setattr(staging, "_stagers", {})
+    driver.probe.cache_clear()
+    yield fake
+    driver.probe.cache_clear()

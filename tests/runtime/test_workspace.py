@@ -1,0 +1,89 @@
+"""Workspace: one arena a stream, growing in stream order; captures get their own, set aside beforehand."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+from tests.runtime.fake_gpu import FakeGpu
+
+from tilewave.errors import CaptureError
+from tilewave.runtime.kernels import gpu_state
+from tilewave.runtime.workspace import WorkspacePool, workspace_pool
+
+
+@pytest.fixture
+def pool(gpu: FakeGpu) -> WorkspacePool:
+    return workspace_pool(gpu_state(0))
+
+
+def test_launches_of_a_stream_share_an_arena(pool: WorkspacePool, gpu: FakeGpu) -> None:
+    first = pool.take(11, 100, 1000)
+    assert pool.take(11, 50, 1000) is first
+    assert pool.take(12, 50, 1000).address != first.address
+    assert gpu.count("cuMemAllocAsync") == 2
+
+
+def test_tickets_are_zero_and_lie_before_the_partial_sums(pool: WorkspacePool) -> None:
+    arena = pool.take(11, 5000, 1 << 16)
+    assert ctypes.string_at(arena.address, 5000) == bytes(5000)
+    assert arena.partials >= arena.address + 5000
+    assert arena.partials % 256 == 0
+    assert pool.nbytes() == arena.nbytes >= 5000 + (1 << 16)
+
+
+def test_an_arena_grows_in_both_parts_and_the_old_one_is_freed_in_stream_order(
+    pool: WorkspacePool, gpu: FakeGpu
+) -> None:
+    small = pool.take(11, 100, 1 << 20)
+    larger = pool.take(11, 9000, 10)
+    assert larger.holds(9000, 1 << 20)
+    assert ("cuMemFreeAsync", (small.address, 11)) in gpu.calls
+    assert pool.nbytes() == larger.nbytes
+
+
+def test_each_gpu_has_its_own_pool(gpu: FakeGpu) -> None:
+    assert workspace_pool(gpu_state(0)) is workspace_pool(gpu_state(0))
+    assert workspace_pool(gpu_state(0)) is not workspace_pool(gpu_state(1))
+
+
+def test_a_cold_capture_is_refused_before_anything_is_done(pool: WorkspacePool, gpu: FakeGpu) -> None:
+    gpu.capturing[11] = 1
+    with pytest.raises(CaptureError, match=r"5,000 bytes .* tilewave\.prepare"):
+        pool.take(11, 1000, 4000)
+
+
+def test_a_capture_uses_what_was_set_aside_and_keeps_it(pool: WorkspacePool, gpu: FakeGpu) -> None:
+    eager = pool.take(11, 1000, 4000)
+    pool.reserve(1000, 4000)
+    pool.reserve(1000, 4000)  # once is enough
+    assert gpu.count("cuMemAllocAsync") == 2
+    gpu.capturing[11] = 1
+    captured = pool.take(11, 1000, 4000)
+    assert captured.address != eager.address
+    assert pool.take(11, 500, 4000) is captured  # of the same graph, in order
+    gpu.capturing = {}
+    assert pool.take(11, 1000, 4000) is eager
+    gpu.capturing[11] = 2  # another graph: it may be replayed beside the first
+    with pytest.raises(CaptureError):
+        pool.take(11, 1000, 4000)
+    gpu.capturing = {}
+    pool.reserve(1000, 4000)
+    gpu.capturing[11] = 2
+    assert pool.take(11, 1000, 4000).address not in (captured.address, eager.address)
+
+
+def test_streams_of_one_capture_do_not_share(pool: WorkspacePool, gpu: FakeGpu) -> None:
+    pool.reserve(1000, 4000)
+    gpu.capturing = {11: 1, 12: 1}
+    pool.take(11, 1000, 4000)
+    with pytest.raises(CaptureError):
+        pool.take(12, 1000, 4000)
+
+
+def test_a_capture_takes_the_smallest_that_fits(pool: WorkspacePool, gpu: FakeGpu) -> None:
+    pool.reserve(1000, 4000)
+    pool.reserve(1000, 1 << 20)
+    gpu.capturing[11] = 1
+    assert pool.take(11, 1000, 4000).partial_bytes < 1 << 20
+    assert pool.take(11, 1000, 1 << 19).partial_bytes == 1 << 20
