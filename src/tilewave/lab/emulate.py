@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -11,16 +11,19 @@ from numpy.typing import NDArray
 
 from tilewave.compiler import Kernel, Program, compile_source, occupancy
 from tilewave.device import DeviceSpec, get_spec
-from tilewave.emulator import Buffer, Counters, Memory, launch
+from tilewave.emulator import Buffer, Counters, LaunchResult, Memory, launch
 from tilewave.lab.launches import RungLaunch, launch_of, sample_of_cut
 from tilewave.lab.records import Build, Check, Counted
 from tilewave.lab.registry import Rung
+from tilewave.lab.walk_counts import count_walk
 from tilewave.precision import error_in_bounds
 
 #: Blocks executed of each kind (inner, right edge, bottom edge, corner) when a launch is sampled.
 SAMPLED_BLOCKS = 2
-#: Launches of so few threads are executed whole.
+#: Launches of so few threads are executed whole, unless each walks a long way.
 FULL_THREADS = 16_384
+#: Walkers that multiply so few slices between them are executed whole.
+FULL_SLICES = 512
 _DEFAULT_GPU = "GB10"
 
 
@@ -122,41 +125,76 @@ def workspace_arguments(planned: RungLaunch, memory: Memory) -> list[Buffer | in
 def count(rung: Rung, program: Program, kernel: Kernel, size: int, spec: DeviceSpec | None = None) -> Counted:
     """Counters of the launch at N = M = K = ``size`` on ``spec`` (the GB10 by default).
 
-    A launch of many blocks is sampled: blocks differ only in whether they touch the right or the bottom edge,
-    so a few of each kind are executed and weighted by how many of that kind there are.
+    A launch of many blocks is sampled: most blocks differ only in whether they touch the right or the bottom
+    edge, so a few of each kind are executed and weighted by how many of that kind there are. Walkers are each
+    different: `tilewave.lab.walk_counts` tells how they are counted. Passes of copies depend on addresses, so
+    those of a sample are an estimate (a few percent off); the other counters are those of the whole launch.
     """
     planned = launch_of(rung, size, size, size, spec or get_spec(_DEFAULT_GPU))
     total_blocks = planned.blocks
-    if planned.cut is None:
+    memory = Memory()
+    matrix = np.zeros((size, size), np.float32)  # no counter depends on the values
+    operands = [memory.put(matrix, name="A"), memory.put(matrix, name="B")]
+    operands.append(memory.empty((size, size), np.float32, name="C"))
+
+    def run(
+        one: RungLaunch, workspace: list[Buffer | int], blocks: Mapping[int, float], m: int, n: int
+    ) -> LaunchResult:
+        arguments = [*operands, m, n, size, *workspace]
+        return launch(
+            program.ptx, kernel.symbol, one.grid, one.block, arguments, memory, blocks=blocks, values=False
+        )
+
+    if planned.cut is not None and planned.cut.walkers and _slices(planned) > FULL_SLICES:
+        kept: dict[tuple[int, ...], Buffer] = {}
+
+        def count_walker(
+            one: RungLaunch, m: int, n: int, walker: int, tickets: dict[int, int]
+        ) -> dict[str, float]:
+            if one.grid not in kept:
+                kept[one.grid] = memory.empty((one.partial_floats,), np.float32, name="partials")
+            before = np.zeros(one.tickets, np.uint32)
+            before[list(tickets)] = list(tickets.values())
+            workspace = one.arguments(kept[one.grid], memory.put(before, name="tickets"))
+            return _flat(run(one, workspace, {walker: 1}, m, n).counters)
+
+        walk = count_walk(planned, (size, size), rung.tile, count_walker)
+        return _counted(walk.counters, walk.blocks_run, total_blocks)
+
+    if _small(planned):
+        kinds = [BlockKind(tuple(range(total_blocks)), total_blocks)]
+    elif planned.cut is None:
         kinds = block_kinds(planned.grid)
     else:
         kinds = [BlockKind(*kind) for kind in sample_of_cut(planned, SAMPLED_BLOCKS)]
-    if total_blocks * math.prod(planned.block) <= FULL_THREADS:
-        kinds = [BlockKind(tuple(range(total_blocks)), total_blocks)]
-    memory = Memory()
-    matrix = np.zeros((size, size), np.float32)  # no counter depends on the values
-    a, b = memory.put(matrix, name="A"), memory.put(matrix, name="B")
-    arguments = [a, b, memory.empty((size, size), np.float32, name="C"), size, size, size]
-    arguments += workspace_arguments(planned, memory)
+    workspace = workspace_arguments(planned, memory)
     total: dict[str, float] = {}
     blocks_run = 0
     for kind in kinds:
-        result = launch(
-            program.ptx,
-            kernel.symbol,
-            planned.grid,
-            planned.block,
-            arguments,
-            memory,
-            blocks=kind.representatives,
-            values=False,
-        )
+        # Rounding comes last: a kind is executed as it is and weighted afterwards.
+        result = run(planned, workspace, dict.fromkeys(kind.representatives, 1), size, size)
         blocks_run += result.blocks_run
-        # The emulator scales to the whole launch; this kind is only a part of it.
         for name, value in _flat(result.counters).items():
-            total[name] = total.get(name, 0.0) + value * kind.number / total_blocks
-    whole = {name: round(value) for name, value in total.items()}
-    return Counted(blocks_run=blocks_run, blocks_total=total_blocks, **whole)
+            total[name] = total.get(name, 0.0) + value * kind.number / len(kind.representatives)
+    return _counted(total, blocks_run, total_blocks)
+
+
+def _slices(planned: RungLaunch) -> int:
+    """Slices that all blocks of a scheduled launch multiply together."""
+    return 0 if planned.cut is None else planned.cut.tiles * planned.cut.slices
+
+
+def _small(planned: RungLaunch) -> bool:
+    """Whether all blocks are executed: few threads, or walkers with few slices between them."""
+    if planned.cut is not None and planned.cut.walkers:
+        return _slices(planned) <= FULL_SLICES
+    return planned.blocks * math.prod(planned.block) <= FULL_THREADS
+
+
+def _counted(counters: Mapping[str, float], blocks_run: int, blocks_total: int) -> Counted:
+    """The record of counters that may be estimates."""
+    whole = {name: round(value) for name, value in counters.items()}
+    return Counted(blocks_run=blocks_run, blocks_total=blocks_total, **whole)
 
 
 @dataclass(frozen=True)
