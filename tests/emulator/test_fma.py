@@ -10,7 +10,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from tilewave.emulator.fma import CANONICAL_NAN, canonical_nan, fma
+from tilewave.emulator.fma import CANONICAL_NAN, canonical_nan, fma, fma_down
 
 Generator = np.random.Generator
 F32 = np.float32
@@ -253,6 +253,29 @@ def test_millions_of_random_draws_against_the_c_library(rng: Generator) -> None:
         a, b, c = columns
         expected = np.fromiter(map(library, a.tolist(), b.tolist(), c.tolist()), np.float32, n)
         assert (bits(canonical_nan(expected)) == bits(fma(a, b, c))).all()
+
+
+def test_rounding_down_is_exact(rng: Generator) -> None:
+    def check_down(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
+        found = fma_down(a, b, c)
+        for x, y, z, r in zip(a.tolist(), b.tolist(), c.tolist(), found.tolist(), strict=True):
+            exact = Fraction(x) * Fraction(y) + Fraction(z)
+            above = float(np.nextafter(F32(r), F32(np.inf)))
+            assert math.isinf(r) or Fraction(r) <= exact
+            assert math.isinf(above) or exact < Fraction(above)
+
+    n = 2000
+    check_down(*(rng.standard_normal(n).astype(np.float32) for _ in range(3)))
+    check_down(*halfway_cases(rng, n))
+    low = random_floats(rng, n, -80, -60)
+    check_down(low, random_floats(rng, n, -80, -60), random_floats(rng, n, -148, -120))
+    zero, one = np.zeros(2, np.float32), np.ones(2, np.float32)
+    assert bits(fma_down(one, one, -one)).tolist() == [0x80000000] * 2
+    assert bits(fma_down(zero, one, zero)).tolist() == [0] * 2
+    huge = np.full(2, MAX, np.float32)
+    assert (fma_down(huge, one * 2, zero) == MAX).all()
+    assert (fma_down(-huge, one * 2, zero) == -np.inf).all()
+    assert (bits(fma_down(one * np.float32(np.nan), one, one)) == CANONICAL_NAN).all()
 
 
 def test_shapes_and_out(rng: Generator) -> None:

@@ -438,3 +438,31 @@ def test_votes(rng: np.random.Generator) -> None:
     assert found["y"].tolist() == [1] * 32 + [int(p[32:].any())] * 32
     assert found["z"].tolist() == [1] * 32 + [int(p[32:].all())] * 32
     assert (found["m"] == 0xFFFFFFFF).all()
+
+
+# -- parameters ---------------------------------------------------------------------------------------------
+
+
+def test_parameters_at_computed_addresses(rng: np.random.Generator) -> None:
+    """Each lane picks its own element of a parameter that is a structure, wherever it lies in the block."""
+    values = rng.integers(0, 1 << 32, 16, dtype=np.uint32)
+    body = """
+    mov.u32 %r0, %tid.x; and.b32 %r1, %r0, 15; mul.wide.u32 %d1, %r1, 4;
+    mov.b64 %d2, table; add.s64 %d2, %d2, %d1; ld.param.u32 %r2, [%d2];
+    ld.param.u64 %d3, [q0]; mul.wide.u32 %d4, %r0, 4; add.s64 %d3, %d3, %d4; st.global.u32 [%d3], %r2;
+    """
+    parameters = ".param .u64 q0, .param .u32 other, .param .align 8 .b8 table[64]"
+    memory = Memory()
+    out = memory.empty((32,), np.uint32, name="out")
+    run(kernel(body, parameters), [out, 7, values.tobytes()], memory)
+    assert np.array_equal(memory.get(out), np.tile(values, 2))
+    beyond = body.replace("ld.param.u32 %r2, [%d2]", "ld.param.u32 %r2, [%d2+16]")
+    with pytest.raises(MemoryFault, match=r"outside the parameters.*thread \(12"):
+        run(kernel(beyond, parameters), [out, 7, values.tobytes()], memory)
+    guarded = "setp.lt.u32 %p1, %r1, 12; mov.b32 %r2, 5;" + "@%p1 ld.param.u32 %r2, [%d2+16]"
+    run(
+        kernel(body.replace("ld.param.u32 %r2, [%d2]", guarded), parameters),
+        [out, 7, values.tobytes()],
+        memory,
+    )
+    assert memory.get(out)[:16].tolist() == [*values[4:].tolist(), 5, 5, 5, 5]

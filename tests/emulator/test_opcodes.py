@@ -243,6 +243,7 @@ for k in ("f32", "f64"):
     case(f"min.{k}", k, [k, k], lambda a, b: np.array(py_min(a, b, -1)))
     case(f"max.{k}", k, [k, k], lambda a, b: np.array(py_min(a, b, 1)))
     case(f"fma.rn.{k}", k, [k, k, k], lambda a, b, c: a * b + c)
+    case(f"copysign.{k}", k, [k, k], lambda a, b: np.copysign(b, a))
 case("add.ftz.f32", "f32", ["f32", "f32"], lambda a, b: flushed(flushed(a) + flushed(b)))
 case("mul.ftz.f32", "f32", ["f32", "f32"], lambda a, b: flushed(flushed(a) * flushed(b)))
 case(

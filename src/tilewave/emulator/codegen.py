@@ -18,6 +18,7 @@ import numpy as np
 
 from tilewave.emulator import arithmetic
 from tilewave.emulator.flow import BasicBlock, Slots, slot_class, written
+from tilewave.emulator.fma import fma_down
 from tilewave.emulator.fused import fused
 from tilewave.emulator.layout import Layout
 from tilewave.emulator.ptx import (
@@ -46,7 +47,7 @@ _UFUNCS = """
     logical_not minimum maximum copyto where isnan
 """
 NAMESPACE: dict[str, Any] = {name: getattr(np, name) for name in _UFUNCS.split()}
-NAMESPACE |= {"m": arithmetic, "fused": fused, "np": np}
+NAMESPACE |= {"m": arithmetic, "fma_down": fma_down, "fused": fused, "np": np}
 
 
 @dataclass

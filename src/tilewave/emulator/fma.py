@@ -69,6 +69,27 @@ def fma(a: npt.ArrayLike, b: npt.ArrayLike, c: npt.ArrayLike, out: Float32 | Non
     return out
 
 
+def fma_down(a: npt.ArrayLike, b: npt.ArrayLike, c: npt.ArrayLike) -> Float32:
+    """a * b + c in float32, rounded once towards minus infinity (`fma.rm`).
+
+    The product is exact in float64, and so is the pair of the rounded sum and its error; the float32 number
+    nearest to the sum is too large exactly if it is above the sum, or equal to it with a negative error.
+    """
+    x, y, z = np.broadcast_arrays(*(_float32(operand) for operand in (a, b, c)))
+    with np.errstate(invalid="ignore", over="ignore", under="ignore"):
+        product = np.multiply(x, y, dtype=np.float64)
+        total = product + z
+        virtual = total - product
+        error = (product - (total - virtual)) + (z - virtual)
+        result: Float32 = total.astype(np.float32)
+        above = (result > total) | ((result == total) & (error < 0))
+        result = np.where(above, np.nextafter(result, np.float32(-np.inf)), result)
+    # Rounding down, a zero from terms of opposite signs is negative.
+    negative_zero = (total == 0) & (np.signbit(product) | np.signbit(z))
+    result = np.where(negative_zero, np.float32(-0.0), result)
+    return canonical_nan(result)
+
+
 _LANES_AT_ONCE = 1 << 14  # the float64 temporaries of one step stay in the cache
 
 

@@ -126,6 +126,26 @@ class Lanes:
         """A kernel parameter (or a part of it)."""
         return self.machine.parameter(name, offset, dtype)
 
+    def parameter_at(
+        self, instruction: Instruction, addresses: Array, offset: int, result: Array, guard: Mask | None
+    ) -> None:
+        """What each lane reads of the parameters at an address that it computed."""
+        data = self.machine.parameter_data
+        size = result.dtype.itemsize
+        places = addresses + offset
+        bad = (places < 0) | (places + size > len(data)) | (places % size != 0)
+        if guard is not None:
+            bad &= guard
+        if bad.any():
+            lane = int(np.argmax(bad))
+            raise MemoryFault(
+                f"PTX line {instruction.line}: {instruction.text}: outside the parameters or misaligned, "
+                f"{self.where(lane)}",
+                lane=lane,
+                address=int(places[lane]),
+            )
+        data.view(result.dtype).take(places // size, out=result, mode="clip")
+
     def variable(self, name: str, dtype: str = "i8") -> Array:
         """Address of a global or constant variable."""
         return np.array(self.machine.variables[name]).astype(dtype)

@@ -12,7 +12,7 @@ WINDOW_BYTES = 1 << 32
 
 
 class Layout:
-    """Offsets of a kernel's `.shared` and `.local` variables; dynamic shared memory comes last."""
+    """Offsets of a kernel's `.shared`, `.local` and `.param` variables; dynamic shared memory comes last."""
 
     def __init__(self, entry: Entry) -> None:
         self._addresses: dict[str, int] = {}
@@ -31,7 +31,12 @@ class Layout:
         self.local_bytes = sizes["local"]
         externs = [self._addresses[v.name] for v in variables if v.extern and v.space == "shared"]
         self.dynamic_offset = max(externs, default=self.static_shared_bytes)
+        self.parameters: dict[str, int] = {}
+        self.parameter_bytes = 0
+        for parameter in entry.params:
+            self.parameters[parameter.name] = self.parameter_bytes
+            self.parameter_bytes += -(-parameter.nbytes // 16) * 16
 
     def address(self, name: str) -> int | None:
         """Address of a variable in its own space, or None if there is none of that name."""
-        return self._addresses.get(name)
+        return self._addresses.get(name, self.parameters.get(name))

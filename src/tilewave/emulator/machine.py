@@ -9,6 +9,7 @@ a part of them is gathered into a second register file, run there, and scattered
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -113,6 +114,16 @@ class Machine:
             data = self._parameters[name][offset : offset + np.dtype(dtype).itemsize]
             self._parameter_values[key] = np.frombuffer(data, dtype=dtype)[0:1].reshape(())
         return self._parameter_values[key]
+
+    @cached_property
+    def parameter_data(self) -> npt.NDArray[np.uint8]:
+        """All kernel parameters, each at its offset in the layout."""
+        layout = self.program.layout
+        data = np.zeros(layout.parameter_bytes, dtype=np.uint8)
+        for name, offset in layout.parameters.items():
+            value = self._parameters[name]
+            data[offset : offset + len(value)] = np.frombuffer(value, dtype=np.uint8)
+        return data
 
     def where(self, lane: int) -> str:
         """Name a thread by its lane's id."""

@@ -121,10 +121,18 @@ def widened(e: Emitter, item: Operand, dtype: str) -> str:
 
 
 def load_parameter(e: Emitter, i: Instruction, dtype: str, items: list[Operand]) -> None:
-    """`ld.param`: the same value for all lanes."""
+    """`ld.param`: the same value for all lanes, unless the address is computed."""
     address = i.operands[1]
-    if not isinstance(address, Address) or isinstance(address.base, Register) or address.base is None:
+    if not isinstance(address, Address) or address.base is None:
         raise e.unknown()
+    if isinstance(address.base, Register):
+        size = int(dtype[1:])
+        where = address_source(e, address)
+        for position, item in enumerate(items):
+            value = e.temporary(dtype)
+            e.line(f"x.parameter_at({e.constant(i)}, {where}, {position * size}, {value}, {e.guard})")
+            e.assign(widened(e, item, dtype) if size < 4 else e.destination(item, dtype), value)
+        return
     for position, item in enumerate(items):
         offset = address.offset + position * int(dtype[1:])
         result = widened(e, item, dtype) if int(dtype[1:]) < 4 else e.destination(item, dtype)

@@ -92,13 +92,15 @@ def _refused(e: Emitter, i: Instruction) -> None:
 
 @opcode("fma")
 def _fma(e: Emitter, i: Instruction) -> None:
-    dtype, others = form(e, i, "rn ftz sat", 4)
-    if dtype not in ("f4", "f8"):
+    dtype, others = form(e, i, "rn rm ftz sat", 4)
+    if dtype not in ("f4", "f8") or (dtype == "f8" and "rm" in others):
         raise e.unknown()
     a, b, c = float_sources(e, i, dtype, others)
     result = e.destination(i.operands[0], dtype)
     e.count_fma(i)
-    if e.options.exact_fma and dtype == "f4":
+    if "rm" in others:
+        e.assign(result, f"fma_down({a}, {b}, {c})")
+    elif e.options.exact_fma and dtype == "f4":
         e.line(f"fused({a}, {b}, {c}, {result}, {e.temporary('f8')}, {e.temporary('u8')})")
     else:
         product = e.temporary(dtype)
@@ -136,6 +138,16 @@ def _sign(e: Emitter, i: Instruction) -> None:
     result = e.destination(i.operands[0], dtype)
     e.call("absolute" if i.opcode == "abs" else "negative", result, *sources)
     float_result(e, result, others)
+
+
+@opcode("copysign")
+def _copysign(e: Emitter, i: Instruction) -> None:
+    # The first source gives the sign, the second the magnitude.
+    dtype, _ = form(e, i, "", 3)
+    if dtype[0] != "f":
+        raise e.unknown()
+    sign, magnitude = (e.source(operand, dtype) for operand in i.operands[1:])
+    e.assign(e.destination(i.operands[0], dtype), f"np.copysign({magnitude}, {sign})")
 
 
 @opcode("min", "max")
