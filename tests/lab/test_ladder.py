@@ -243,6 +243,24 @@ def test_predictions_are_judged_at_their_size_only() -> None:
     assert (wrong.predicted, wrong.found) == ("2", "1")
 
 
+def test_predictions_for_a_number_of_sms_are_judged_there_only() -> None:
+    rows = [
+        replace(at_2048(8, global_stores=stores), rung=number) for number, stores in ((22, 100), (23, 175))
+    ]
+    for sms, predicted, holds in ((48, "x 1.750", True), (132, "x 1.000", False)):
+        (outcome,) = (o for o in judge(rows, sms)[1].outcomes if o.what == "global stores")
+        assert (outcome.predicted, outcome.found, outcome.holds) == (predicted, "x 1.750", holds)
+    for unknown in (None, 40):
+        assert not [o for o in judge(rows, unknown)[1].outcomes if o.what == "global stores"]
+
+
+def test_the_ladder_judges_by_the_sms_of_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(ladder, "judge", lambda rows, sms: asked.append(sms) or rows)
+    run_ladder([64], [get_rung(6)], get_spec("H200"))
+    assert asked == [132]
+
+
 def test_a_ratio_needs_the_rung_it_builds_on() -> None:
     rows = [at_2048(8, shared_loads=100), at_2048(7, shared_loads=50)]
     judged = {row.rung: row for row in judge(rows)}

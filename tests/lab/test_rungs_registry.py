@@ -89,6 +89,7 @@ def test_sizes_that_no_kernel_takes_are_refused(rung: Rung) -> None:
         ('name = "coalesced"', 'name = "naive"', "name 'naive' is taken"),
         ("builds_on = 1", "builds_on = 2", "no earlier rung"),
         ("builds_on = 1", "", "a ratio needs builds_on"),
+        ("size = 2048, why", "size = 2048, sms = 48, why", "only a schedule follows the SMs"),
         ("independent_fmas = 1", "independent_fmas = 2", "tm x tn"),
         ("tolerance = 1.0", "tolerance = 0", "tolerance should be positive"),
         ("tolerance = 1.0", "tolerance = true", "tolerance .* should be float"),

@@ -12,20 +12,23 @@ from tilewave.lab.registry import RESOURCES, Prediction, get_rung
 CLOSE = 0.02
 
 
-def judge(rows: Sequence[Row]) -> list[Row]:
-    """The rows with the outcome of every prediction of their rung that concerns their size.
+def judge(rows: Sequence[Row], sms: int | None = None) -> list[Row]:
+    """The rows with the outcome of every prediction of their rung that concerns their size and GPU.
 
     A prediction about a counter belongs to the size that it names; one about a resource figure to every size.
+    One that names a number of SMs belongs to rows of a GPU with ``sms`` of them.
     """
     by_place = {(row.rung, row.size): row for row in rows}
-    return [replace(row, outcomes=tuple(_outcomes(row, by_place))) for row in rows]
+    return [replace(row, outcomes=tuple(_outcomes(row, by_place, sms))) for row in rows]
 
 
-def _outcomes(row: Row, by_place: Mapping[tuple[int, int], Row]) -> list[Outcome]:
+def _outcomes(row: Row, by_place: Mapping[tuple[int, int], Row], sms: int | None) -> list[Outcome]:
     rung = get_rung(row.rung)
     outcomes = []
     for prediction in rung.predictions:
         if prediction.counter not in RESOURCES and prediction.size != row.size:
+            continue
+        if prediction.sms not in (None, sms):
             continue
         before = by_place.get((rung.builds_on, row.size)) if rung.builds_on is not None else None
         outcomes.append(_outcome(prediction, _figures(row), _figures(before) if before else {}))

@@ -298,7 +298,7 @@ class _Run:
             self.ladder.rows = [
                 replace(row, checks=row.checks or checks.get(row.rung, ())) for row in self.ladder.rows
             ]
-        self.ladder.rows = judge(self.ladder.rows)
+        self.ladder.rows = judge(self.ladder.rows, self.spec.sms)
         self._save()
 
     def _save(self) -> None:

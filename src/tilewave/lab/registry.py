@@ -68,7 +68,8 @@ class Needs:
 class Prediction:
     """A counter or resource figure that a rung should change.
 
-    Exactly one of ``ratio`` (to the rung it builds on) and ``value`` is given, for M = N = K = ``size``.
+    Exactly one of ``ratio`` (to the rung it builds on) and ``value`` is given, for M = N = K = ``size``. With
+    ``sms`` it holds on GPUs with so many SMs only, whose number a rung's schedule follows.
     """
 
     counter: str
@@ -76,10 +77,12 @@ class Prediction:
     why: str
     ratio: float | None = None
     value: float | None = None
+    sms: int | None = None
 
     def __str__(self) -> str:
         wanted = f"x {self.ratio:.3g}" if self.ratio is not None else f"= {self.value:,.0f}"
-        return f"{self.counter} {wanted} at {self.size}"
+        where = "" if self.sms is None else f" on {self.sms} SMs"
+        return f"{self.counter} {wanted} at {self.size}{where}"
 
 
 @dataclass(frozen=True)
@@ -361,6 +364,8 @@ def _check_rung(rung: Rung, before: Rung | None, rungs: tuple[Rung, ...]) -> Non
         )
         require(prediction.ratio is None or rung.builds_on is not None, "a ratio needs builds_on")
         require(1 <= prediction.size <= MAX_SIZE, f"size of a prediction goes from 1 to {MAX_SIZE}")
+        require(prediction.sms is None or prediction.sms >= 1, "sms should be at least 1")
+        require(prediction.sms is None or rung.schedule is not None, "only a schedule follows the SMs")
 
 
 def _check_schedule(rung: Rung, require: Callable[[bool, str], None]) -> None:
