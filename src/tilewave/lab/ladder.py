@@ -252,8 +252,7 @@ class _Run:
             for rung in rungs:
                 program, kernel, _ = emulate.build(rung, self.spec, self.arch, size)
                 candidates.append(Candidate(rung, program, kernel, self.spec))
-            # The time that is left is shared out by work: large sizes take longer for the same rounds.
-            weights = [float(later) ** 2 for later, _ in todo[index:]]
+            weights = [_time_weight(later) for later, _ in todo[index:]]
             share = self.budget.left * weights[0] / sum(weights)
             found = measurer.measure(size, candidates, rng, None if math.isinf(share) else share)
             for number, measured in found.rungs.items():
@@ -304,6 +303,15 @@ class _Run:
     def _save(self) -> None:
         if self.path is not None:
             save_ladder(self.ladder, self.path)
+
+
+def _time_weight(size: int) -> float:
+    """A size's share of the time, relative to a small one's, so that all get about as many rounds.
+
+    A sample lasts a fixed time at least, so small sizes take alike; from about 4096 on single calls of the
+    first rungs are longer than that.
+    """
+    return 1.0 + (size / 4096) ** 3
 
 
 def row_key(rung: Rung, arch: str, device: str, timed: bool, baseline: str) -> str:
