@@ -216,13 +216,13 @@ def test_no_flipped_bit_goes_unnoticed(cold_cache: Path, rng: np.random.Generato
     build(*fresh_source())
     entry = entry_of(cold_cache)
     good, key = entry.read_bytes(), entry.name.removesuffix(".program")
-    assert cache._decode(good, key) is not None
+    assert cache.decode(good, key) is not None
     for position in range(len(good)):
         damaged = bytearray(good)
         damaged[position] ^= 1 << rng.integers(8)
-        assert cache._decode(bytes(damaged), key) is None
+        assert cache.decode(bytes(damaged), key) is None
     for length in range(0, len(good), 7):
-        assert cache._decode(good[:length], key) is None
+        assert cache.decode(good[:length], key) is None
 
 
 def test_an_entry_under_another_key_is_not_used(cold_cache: Path, compiles: list[str]) -> None:

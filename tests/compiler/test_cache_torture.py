@@ -105,7 +105,7 @@ def test_killed_at_any_moment(kills: int, cold_cache: Path, rng: np.random.Gener
         worker.join()
         for key in keys:
             path = cold_cache / f"{key}.program"
-            assert cache._decode(path.read_bytes(), key) is not None, "a reader could meet half an entry"
+            assert cache.decode(path.read_bytes(), key) is not None, "a reader could meet half an entry"
             path.unlink()
             whole += 1
     assert whole == kills * len(keys)

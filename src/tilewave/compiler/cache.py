@@ -81,7 +81,7 @@ def load(key: str) -> Program | None:
     try:
         with _opened(directory) as descriptor:
             data = _read_entry(descriptor, key + _SUFFIX)
-            program = _decode(data, key) if data is not None else None
+            program = decode(data, key) if data is not None else None
             if data is not None and program is None:
                 os.unlink(key + _SUFFIX, dir_fd=descriptor)
             return program
@@ -95,7 +95,7 @@ def load(key: str) -> Program | None:
 def store(key: str, program: Program) -> None:
     """Keep ``program`` under ``key``, if the directory lets us. Never raises for the state of the disk."""
     directory = cache_directory()
-    data = _encode(key, program)
+    data = encode(key, program)
     try:
         try:
             _store_in(directory, key, data)
@@ -214,7 +214,7 @@ def _warn_once(directory: Path, error: Exception) -> None:
     )
 
 
-def _encode(key: str, program: Program) -> bytes:
+def encode(key: str, program: Program) -> bytes:
     """An entry: magic, SHA-256 of the rest, length of the header, header in JSON, cubin, PTX, log."""
     parts = (program.cubin, program.ptx.encode(), program.log.encode())
     header = json.dumps(
@@ -231,7 +231,7 @@ def _encode(key: str, program: Program) -> bytes:
     return _MAGIC + hashlib.sha256(body).digest() + body
 
 
-def _decode(data: bytes, key: str) -> Program | None:
+def decode(data: bytes, key: str) -> Program | None:
     """The program in an entry; None if the entry is damaged, of another format or under another key."""
     start = len(_MAGIC) + hashlib.sha256().digest_size
     body = data[start:]

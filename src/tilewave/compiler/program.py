@@ -9,7 +9,7 @@ import re
 import threading
 from collections.abc import Sequence
 
-from tilewave.compiler import cache
+from tilewave.compiler import cache, shipped
 from tilewave.compiler.records import Program, kernels_of
 from tilewave.compiler.source import Source
 from tilewave.compiler.toolchain import compile_with_nvrtc, compiler_version, library_path, stated_version
@@ -57,6 +57,8 @@ def compile_source(source: Source, entries: Sequence[str], arch: str, options: S
     if not entries:
         raise UsageError("entries names no kernel to compile")
     options = _merge_options(_checked_strings("options", options))
+    if (program := shipped.load(content_key(source, entries, arch, options), arch)) is not None:
+        return program
     key = _key(source, entries, arch, options)
     if (program := _programs.get(key)) is not None:
         return program
@@ -91,18 +93,15 @@ def _compile(source: Source, entries: tuple[str, ...], arch: str, options: tuple
     return Program(arch, compiler, compilation.cubin, compilation.ptx, compilation.log, kernels)
 
 
+def content_key(source: Source, entries: tuple[str, ...], arch: str, options: tuple[str, ...]) -> str:
+    """A digest of what is compiled, whichever compiler does it: no path, no time, no version."""
+    parts = [arch, options, entries, source.name, source.text, sorted(source.headers.items())]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
 def _key(source: Source, entries: tuple[str, ...], arch: str, options: tuple[str, ...]) -> str:
-    """Everything that decides what comes out of the compiler, and nothing else (no path, no time)."""
-    parts = [
-        cache.FORMAT_VERSION,
-        compiler_version(),
-        arch,
-        options,
-        entries,
-        source.name,
-        source.text,
-        sorted(source.headers.items()),
-    ]
+    """Everything that decides what comes out of the compiler, and nothing else."""
+    parts = [cache.FORMAT_VERSION, compiler_version(), content_key(source, entries, arch, options)]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

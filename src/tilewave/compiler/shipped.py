@@ -1,0 +1,68 @@
+"""Programs that came with the package: a read-only layer before the cache, made with one compiler.
+
+A wheel holds one archive an architecture, so that the speed of the product's kernels and the first call do
+not depend on the compiler that a user happens to have; an editable install holds none, and compiles. An entry
+is found by what was compiled, so that an archive of other sources is as good as none. ``TILEWAVE_SHIPPED=0``
+switches the layer off, and so does ``TILEWAVE_NVRTC``: who names a compiler wants it used.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from tilewave.compiler import cache
+from tilewave.compiler.records import Program
+
+DIRECTORY = Path(__file__).parent.parent / "shipped"
+"""Where the archives lie in the package."""
+
+
+def load(key: str, arch: str) -> Program | None:
+    """The shipped program of this content key, or None. Never raises for the state of the archive."""
+    if os.environ.get("TILEWAVE_SHIPPED") == "0" or os.environ.get("TILEWAVE_NVRTC"):
+        return None
+    return _load(DIRECTORY, key, arch)
+
+
+def write(directory: Path, arch: str, programs: Iterable[tuple[str, Program]]) -> Path:
+    """Write the archive of an architecture: (content key, program) pairs. Returns its path.
+
+    The same programs give the same bytes.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{arch}.zip"
+    temporary = path.with_suffix(".tmp")
+    with zipfile.ZipFile(temporary, "w") as archive:
+        for key, program in sorted(programs, key=lambda pair: pair[0]):
+            entry = zipfile.ZipInfo(key)  # dated 1980, whenever it is written
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, cache.encode(key, program))
+    temporary.replace(path)
+    return path
+
+
+@functools.lru_cache(maxsize=4096)
+def _load(directory: Path, key: str, arch: str) -> Program | None:
+    archive = _archive(directory / f"{arch}.zip")
+    if archive is None:
+        return None
+    try:
+        data = archive.read(key)
+    except (KeyError, OSError, zipfile.BadZipFile):
+        return None
+    return cache.decode(data, key)
+
+
+@functools.lru_cache(maxsize=32)
+def _archive(path: Path) -> zipfile.ZipFile | None:
+    try:
+        return zipfile.ZipFile(path)
+    except (OSError, zipfile.BadZipFile):
+        return None
+
+
+os.register_at_fork(after_in_child=_archive.cache_clear)  # a file's position is shared with the parent
