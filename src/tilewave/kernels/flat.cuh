@@ -1,0 +1,74 @@
+// Copies between global and shared memory of runs without gaps, by 16 bytes wherever the run's address allows it.
+//
+// A run may begin at any element: in shared memory it begins as many elements past a multiple of 32 bytes, a sector of
+// global memory, as in global memory. So everything but up to seven elements at either end moves by 16 bytes, and eight
+// lanes, which are served together, share no sector with others. A region for a run of at most `count` elements begins
+// on 16 bytes and holds flat_floats(count).
+#pragma once
+
+namespace tilewave {
+
+constexpr int SECTOR_FLOATS = 8;
+
+constexpr __host__ __device__ int flat_floats(int count) { return (count + SECTOR_FLOATS - 1 + 3) / 4 * 4; }
+
+// Elements from a multiple of 32 bytes to an address.
+__device__ __forceinline__ int misalignment(const void* address) {
+    return static_cast<int>(reinterpret_cast<unsigned long long>(address) >> 2) & (SECTOR_FLOATS - 1);
+}
+
+// Starts copying BYTES bytes; on sm_75, which has no asynchronous copies, makes the copy.
+template <int BYTES>
+__device__ __forceinline__ void start_copy(float* target, const float* source) {
+#if __CUDA_ARCH__ >= 800
+    unsigned shared_address = static_cast<unsigned>(__cvta_generic_to_shared(target));
+    if constexpr (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address), "l"(source) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address), "l"(source), "n"(BYTES)
+                     : "memory");
+#else
+    if constexpr (BYTES == 16)
+        *reinterpret_cast<float4*>(target) = *reinterpret_cast<const float4*>(source);
+    else
+        *target = *source;
+#endif
+}
+
+// Waits for the copies that this thread started; a barrier must follow before other threads read them.
+__device__ __forceinline__ void finish_copies() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+// Stores four neighbours of global memory at a multiple of 16 bytes. Written out, because the compiler takes a float4 of
+// computed elements apart into four stores.
+__device__ __forceinline__ void store_vector(float* target, float x, float y, float z, float w) {
+    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(target), "f"(x), "f"(y), "f"(z), "f"(w) : "memory");
+}
+
+// A run of `count` elements that begins `first` elements past a multiple of 32 bytes, dealt to THREADS threads as
+// `vectors(i)` for every i at which four elements start on 16 bytes and `single(i)` for up to seven at either end.
+template <int THREADS, typename Vectors, typename Single>
+__device__ __forceinline__ void deal_run(int first, int count, Vectors vectors, Single single) {
+    int head = min((SECTOR_FLOATS - first) & (SECTOR_FLOATS - 1), count);
+    int body = (count - head) / 4;
+    for (int i = threadIdx.x; i < body; i += THREADS) vectors(head + 4 * i);
+    int tail = head + 4 * body;
+    if (threadIdx.x < head) single(threadIdx.x);
+    if (threadIdx.x < count - tail) single(tail + threadIdx.x);
+}
+
+// Starts copying a run into the region, which begins on 16 bytes; gives the place of its first element.
+template <int THREADS>
+__device__ __forceinline__ int start_run(float* region, const float* source, int count) {
+    int first = misalignment(source);
+    float* target = region + first;
+    deal_run<THREADS>(
+        first, count, [=](int i) { start_copy<16>(target + i, source + i); },
+        [=](int i) { start_copy<4>(target + i, source + i); });
+    return first;
+}
+
+}  // namespace tilewave
