@@ -65,7 +65,7 @@ def made_up_driver(
 
 
 def put(monkeypatch: pytest.MonkeyPatch, fake: Any) -> None:
-    monkeypatch.setattr(driver, "_bindings", lambda: fake)
+    monkeypatch.setattr(driver, "bindings", lambda: fake)
     monkeypatch.setattr(driver.ProcessState, "initialised", False)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tilewave.device import require_driver
 from tilewave.errors import DeviceError, ToolchainError
 from tilewave.runtime import driver
 
@@ -128,6 +129,9 @@ def test_an_old_driver_is_named_with_what_is_needed(cuda: FakeCuda) -> None:
     assert "580" in (found.reason or "")
     with pytest.raises(ToolchainError, match="580"):
         driver.require_gpu()
+    with pytest.raises(ToolchainError) as said_before_compiling:
+        require_driver((12, 4))
+    assert found.reason == str(said_before_compiling.value)
 
 
 def test_no_device_is_explained(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,8 +36,11 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-def _bindings() -> Any:
-    """The module ``cuda.bindings.driver``; a function, so that tests can put another in its place."""
+def bindings() -> Any:
+    """The module ``cuda.bindings.driver``, imported on first use (tests put another in its place).
+
+    Raises ``ToolchainError`` that says how to install it.
+    """
     try:
         from cuda.bindings import driver
     except ImportError as error:
@@ -60,14 +63,19 @@ def driver_cuda_version() -> tuple[int, int]:
 
     Raises ``ToolchainError`` when there is no driver.
     """
-    driver = _bindings()
+    driver = bindings()
     try:
         version = _call(driver.cuDriverGetVersion)
     except DeviceError:
         raise
     except Exception as error:  # without libcuda, cuda.bindings raises one type or another by its version
         raise ToolchainError(f"no NVIDIA driver was found ({error}); {_NEED}") from error
-    return version // 1000, version % 1000 // 10
+    return cuda_version_of(version)
+
+
+def cuda_version_of(number: int) -> tuple[int, int]:
+    """Major and minor of a CUDA version as the driver writes it: 13050 is (13, 5)."""
+    return number // 1000, number % 1000 // 10
 
 
 def require_driver(cuda_version: tuple[int, int] | None = None) -> tuple[int, int]:
@@ -95,7 +103,7 @@ def query_device(ordinal: int = 0) -> DeviceSpec:
     if ProcessState.forked:
         raise DeviceError(FORKED)
     require_driver()
-    driver = _bindings()
+    driver = bindings()
     _call(driver.cuInit, 0)
     ProcessState.initialised = True
     count = _call(driver.cuDeviceGetCount)

@@ -15,6 +15,7 @@ from tilewave.bench.environment import GpuState, tilewave_version
 from tilewave.compiler import cache_directory
 from tilewave.compiler.toolchain import compiler_version, library_path
 from tilewave.device import query_device, spec_names
+from tilewave.device.driver import MINIMUM_DRIVER
 from tilewave.errors import TilewaveError
 from tilewave.runtime.driver import Device, probe
 
@@ -70,9 +71,10 @@ def _gpus(missing: list[str]) -> Iterator[tuple[str, str]]:
     if found.reason is not None:
         yield "GPU", f"none: {found.reason}"
         remedy = (
-            "update the NVIDIA driver to 580 or later"
+            f"update the NVIDIA driver to {MINIMUM_DRIVER} or later"
             if found.outdated_driver
-            else "install an NVIDIA GPU's driver, 580 or later; until then kernels run in the emulator"
+            else f"install an NVIDIA GPU's driver, {MINIMUM_DRIVER} or later; "
+            "until then kernels run in the emulator"
         )
         missing.append(f"GPU: {remedy}")
         return

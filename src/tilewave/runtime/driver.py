@@ -18,23 +18,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from tilewave.device.driver import FORKED, MINIMUM_DRIVER, ProcessState
+from tilewave.device.driver import FORKED, ProcessState, cuda_version_of, require_driver
+from tilewave.device.driver import bindings as _bindings
 from tilewave.errors import DeviceError, ToolchainError
 
-#: What cuDriverGetVersion answers for driver branch `MINIMUM_DRIVER`.
-MINIMUM_DRIVER_CUDA = 13000
 #: A quiet NaN with a full payload: outputs are filled with it, so that an element never written shows.
 NAN_PATTERN = 0x7FFFFFFF
 
 _NOT_INITIALIZED = 3
 """CUDA_ERROR_NOT_INITIALIZED: what cuInit answers in the fork of a process where any library used CUDA."""
-
-
-def _bindings() -> ModuleType:
-    """The module ``cuda.bindings.driver``, imported on first use (tests put a fake in its place)."""
-    import cuda.bindings.driver as cuda
-
-    return cuda  # type: ignore[no-any-return]
 
 
 def _describe(cuda: ModuleType, code: Any) -> str:
@@ -88,10 +80,8 @@ def probe() -> Probe:
         return Probe(0, None, FORKED)
     try:
         cuda = _bindings()
-    except Exception as error:
-        return Probe(
-            0, None, f"cuda-bindings cannot be imported ({error}): pip install 'cuda-bindings>=13,<14'"
-        )
+    except ToolchainError as error:
+        return Probe(0, None, str(error))
     try:
         code = cuda.cuInit(0)[0]
     except Exception:  # cuda-bindings raises different types here, by version, when libcuda is missing
@@ -100,15 +90,11 @@ def probe() -> Probe:
         if int(code) == 0:
             ProcessState.initialised = True
         _, version = cuda.cuDriverGetVersion()
-        driver_cuda = (version // 1000, version % 1000 // 10)
-        if version < MINIMUM_DRIVER_CUDA:
-            return Probe(
-                0,
-                driver_cuda,
-                f"the NVIDIA driver supports CUDA {driver_cuda[0]}.{driver_cuda[1]} at most; "
-                f"tilewave needs CUDA 13.0, that is driver {MINIMUM_DRIVER} or later",
-                outdated_driver=True,
-            )
+        driver_cuda = cuda_version_of(version)
+        try:
+            require_driver(driver_cuda)
+        except ToolchainError as error:
+            return Probe(0, driver_cuda, str(error), outdated_driver=True)
         if int(code) != 0:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
             hint = "" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"
