@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tilewave.errors import ToolchainError
 from tilewave.runtime.driver import Device, probe
 
 #: Packages whose versions can change a figure.
@@ -64,36 +65,91 @@ class GpuState:
         return ", ".join([*parts, *self.throttling]) or self.source
 
 
+class NvmlReader:
+    """One GPU's state through NVML, read as often as wanted; raises ``ToolchainError`` where there is none.
+
+    ``averaged`` asks for the power that NVML has always told, on GPUs from Ampere on the mean of the last
+    second; otherwise it is the present power where the driver tells that. ``power_kind`` says which it is.
+    """
+
+    def __init__(self, pci_bus_id: str, *, averaged: bool = False) -> None:
+        try:
+            import pynvml
+        except ImportError as error:
+            raise ToolchainError(
+                "no NVML: the package nvidia-ml-py is not installed (pip install 'tilewave[nvml]')"
+            ) from error
+        self._nvml: Any = pynvml
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            raise ToolchainError(f"no NVML: {error}") from error
+        try:
+            self._handle = pynvml.nvmlDeviceGetHandleByPciBusId(pci_bus_id.encode())
+        except pynvml.NVMLError as error:
+            self.close()
+            raise ToolchainError(f"NVML does not know the GPU at {pci_bus_id}: {error}") from error
+        self._instant = not averaged and self._present_power() is not None
+        self.power_kind = "present power" if self._instant else "power as NVML averages it"
+
+    def __enter__(self) -> NvmlReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of NVML."""
+        self._nvml.nvmlShutdown()
+
+    def read(self) -> GpuState:
+        """The state now; figures that this GPU does not tell are None."""
+        nvml = self._nvml
+        limit = self._ask("nvmlDeviceGetEnforcedPowerLimit")
+        if self._instant:
+            power = self._present_power()
+        else:
+            averaged = self._ask("nvmlDeviceGetPowerUsage")
+            power = None if averaged is None else averaged / 1000
+        reasons = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+        return GpuState(
+            sm_clock_mhz=self._ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
+            memory_clock_mhz=self._ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
+            power_w=power,
+            power_limit_w=None if limit is None else limit / 1000,
+            temperature_c=self._ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
+            throttling=_throttle_names(int(reasons or 0)),
+            source="NVML",
+        )
+
+    def _ask(self, function: str, *arguments: Any) -> float | None:
+        try:
+            return float(getattr(self._nvml, function)(self._handle, *arguments))
+        except (self._nvml.NVMLError, AttributeError):  # not told by this GPU, or unknown to this pynvml
+            return None
+
+    def _present_power(self) -> float | None:
+        """The power in W at this moment; None where the driver, or this pynvml, has no such figure."""
+        nvml = self._nvml
+        try:
+            (field_value,) = nvml.nvmlDeviceGetFieldValues(self._handle, [nvml.NVML_FI_DEV_POWER_INSTANT])
+            if field_value.nvmlReturn != nvml.NVML_SUCCESS:
+                return None
+            kind = _FIELD_VALUE_KINDS[int(field_value.valueType)]
+            return float(getattr(field_value.value, kind)) / 1000
+        except (nvml.NVMLError, AttributeError, LookupError, ValueError):
+            return None
+
+
+#: The member of NVML's union of values for each of its types, in the order of nvmlValueType_t.
+_FIELD_VALUE_KINDS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal")
+
+
 def _from_nvml(device: Device) -> GpuState | None:
     try:
-        import pynvml
-    except ImportError:
-        return None
-    try:
-        pynvml.nvmlInit()
-        try:
-            handle = pynvml.nvmlDeviceGetHandleByPciBusId(device.pci_bus_id.encode())
-
-            def ask(function: str, *arguments: Any) -> float | None:
-                try:
-                    return float(getattr(pynvml, function)(handle, *arguments))
-                except (pynvml.NVMLError, AttributeError):  # not told by this GPU, or unknown to this pynvml
-                    return None
-
-            power, limit = ask("nvmlDeviceGetPowerUsage"), ask("nvmlDeviceGetEnforcedPowerLimit")
-            reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
-            return GpuState(
-                sm_clock_mhz=ask("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM),
-                memory_clock_mhz=ask("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_MEM),
-                power_w=None if power is None else power / 1000,
-                power_limit_w=None if limit is None else limit / 1000,
-                temperature_c=ask("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU),
-                throttling=_throttle_names(int(reasons or 0)),
-                source="NVML",
-            )
-        finally:
-            pynvml.nvmlShutdown()
-    except pynvml.NVMLError:
+        with NvmlReader(device.pci_bus_id, averaged=True) as reader:
+            return reader.read()
+    except ToolchainError:
         return None
 
 

@@ -98,7 +98,7 @@ def interleave(
     repeats = _calibrate_all(contenders, stopwatch, minimum_sample_ms)
     spent = 0.0
     while contenders and spent < warm_up_ms:
-        spent += sum(_measure(contender, stopwatch, repeats[contender.name]) for contender in contenders)
+        spent += sum(measure(contender, stopwatch, repeats[contender.name]) for contender in contenders)
     repeats = _calibrate_all(contenders, stopwatch, minimum_sample_ms)  # again, now that the clock is up
     samples: dict[str, list[float]] = {name: [] for name in names}
     order = list(contenders)
@@ -107,15 +107,16 @@ def interleave(
         reshuffle(order)
         for contender in order:
             count = repeats[contender.name]
-            _measure(contender, stopwatch, count)  # the lead-in
-            samples[contender.name].append(_measure(contender, stopwatch, count) / count)
+            measure(contender, stopwatch, count)  # the lead-in
+            samples[contender.name].append(measure(contender, stopwatch, count) / count)
         finished = now()
         if budget_s is not None and finished - start + (finished - round_start) > budget_s:
             break
     return {name: Timing(name, repeats[name], tuple(samples[name])) for name in names}
 
 
-def _measure(contender: Contender, stopwatch: Stopwatch, repeats: int) -> float:
+def measure(contender: Contender, stopwatch: Stopwatch, repeats: int) -> float:
+    """Milliseconds that so many calls take; refuses a time that no work can take."""
     elapsed = stopwatch.elapsed_ms(contender.work, repeats)
     if not (math.isfinite(elapsed) and elapsed > 0):
         raise MeasurementError(f"{contender.name}: {repeats} calls took {elapsed} ms, which no work can")
@@ -125,14 +126,14 @@ def _measure(contender: Contender, stopwatch: Stopwatch, repeats: int) -> float:
 def _calibrate_all(
     contenders: Sequence[Contender], stopwatch: Stopwatch, minimum_ms: float
 ) -> dict[str, int]:
-    return {contender.name: _calibrate(contender, stopwatch, minimum_ms) for contender in contenders}
+    return {contender.name: calibrate(contender, stopwatch, minimum_ms) for contender in contenders}
 
 
-def _calibrate(contender: Contender, stopwatch: Stopwatch, minimum_ms: float) -> int:
-    """The smallest number of repeats found by growing steps that fills a sample."""
+def calibrate(contender: Contender, stopwatch: Stopwatch, minimum_ms: float) -> int:
+    """How many calls fill a sample of ``minimum_ms``: the smallest number found by growing steps."""
     repeats = 1
     while True:
-        elapsed = _measure(contender, stopwatch, repeats)
+        elapsed = measure(contender, stopwatch, repeats)
         if elapsed >= minimum_ms or repeats >= MAXIMUM_REPEATS:
             return repeats
         wanted = math.ceil(1.1 * repeats * minimum_ms / elapsed)
