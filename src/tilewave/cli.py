@@ -202,6 +202,80 @@ def probe(
 
 
 @app.command()
+def power(
+    seconds: Annotated[
+        float | None, typer.Option(help="How long the run lasts, set-up apart; 50 by default.")
+    ] = None,
+    rung: Annotated[
+        str | None,
+        typer.Option(help="Number or name of the rung; the fastest here by default.", metavar="RUNG"),
+    ] = None,
+    size: Annotated[
+        str | None, typer.Option(help="N of the N x N x N products; 8192 by default.", metavar="N")
+    ] = None,
+    compare: Annotated[
+        list[Path] | None,
+        typer.Option(help="An earlier run's JSON: what varies between runs counts too.", metavar="FILE"),
+    ] = None,
+    saved: Annotated[
+        Path | None, typer.Option("--from", help="Show a run that was made; needs no GPU.", metavar="FILE")
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the run here.", metavar="FILE")] = None,
+) -> None:
+    """Run a rung and cuBLAS in turn for a while: throughput beside clocks, power, heat, and a verdict."""
+    from tilewave.lab.power.command import power_command
+
+    power_command(seconds=seconds, rung=rung, size=size, compare=compare or [], saved=saved, path=json)
+
+
+@app.command()
+def profile(
+    rungs: Annotated[
+        list[str] | None,
+        typer.Argument(help="Numbers or names of rungs, such as 15 or 1-5,12.", metavar="[RUNG]..."),
+    ] = None,
+    size: Annotated[
+        str | None, typer.Option(help="N of the N x N x N product; 2048 by default.", metavar="N")
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="The GPU model to emulate (see `tilewave info`).", metavar="NAME"),
+    ] = None,
+    emulate: Annotated[bool, typer.Option("--emulate", help="Emulate even if there is a GPU.")] = False,
+    saved: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            help="A report of Nsight Compute (.ncu-rep, or .csv of its raw page), or an earlier --json.",
+            metavar="FILE",
+        ),
+    ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(help="Give the profiler no longer than this.", metavar="SECONDS"),
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the figures here.", metavar="FILE")] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(help="Processes that compile and emulate; one a core by default.", metavar="N"),
+    ] = None,
+) -> None:
+    """Show rungs as predicted, emulated and profiled, beside the kernel that cuBLAS chose."""
+    from tilewave.lab.profile.command import profile_command
+
+    profile_command(
+        rungs or [],
+        size=size,
+        device=device,
+        emulate=emulate,
+        saved=saved,
+        budget=budget,
+        path=json,
+        jobs=jobs,
+    )
+
+
+@app.command()
 def export(
     rung: Annotated[str, typer.Argument(help="Number or name of the rung, such as 15 or large_patch.")],
     out: Annotated[
@@ -249,6 +323,41 @@ def picture(
     from tilewave.lab.command import picture_command
 
     picture_command(file, out, markdown, rungs, sizes)
+
+
+@app.command()
+def report(
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A file that `tilewave ladder --json` wrote; without one, the emulator's ladder."
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where the page goes.", metavar="FILE")] = Path(
+        "tilewave-report.html"
+    ),
+    device: Annotated[
+        str | None,
+        typer.Option(help="The GPU model to draw for without a file, GB10 by default.", metavar="NAME"),
+    ] = None,
+    power: Annotated[
+        Path | None, typer.Option(help="A file that `tilewave power --json` wrote.", metavar="FILE")
+    ] = None,
+    profile: Annotated[
+        Path | None, typer.Option(help="A file that `tilewave profile --json` wrote.", metavar="FILE")
+    ] = None,
+    png: Annotated[
+        Path | None, typer.Option(help="Write each picture here too, as PNG and SVG.", metavar="FOLDER")
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(help="Processes that compile and emulate; one a core by default.", metavar="N"),
+    ] = None,
+) -> None:
+    """Make one page of a ladder: throughput, tiles, bank maps, timelines, schedules, roofline, power."""
+    from tilewave.lab.report.command import report_command
+
+    report_command(file, out=out, device=device, power=power, profile=profile, png=png, jobs=jobs)
 
 
 # A negative size is an argument for our own error, not an unknown option.
