@@ -216,7 +216,7 @@ def test_what_is_loaded_runs_on_the_gpu_at_hand(
     spec = replace(get_spec("H200"), compute_capability=capability)
     rung, arch = get_rung(1), choose_arch(capability).arch
     program = compile_source(rung.source(), rung.entries, arch)
-    matrices = [SimpleNamespace(shape=(8, 8)) for _ in range(3)]
+    matrices = [SimpleNamespace(shape=(8, 8), address=256 * i) for i in range(3)]
     candidate = Candidate(rung, program, next(iter(program.kernels.values())), spec)
     measure.prepare(candidate, None, None, *matrices)
     assert images == [program.ptx.encode() + b"\0" if loads_ptx else program.cubin]

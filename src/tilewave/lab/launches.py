@@ -37,6 +37,11 @@ from tilewave.planner.schedules import PIECE_BOUNDS, ScheduleKind
 MAX_BLOCKS_X = 2**31 - 1
 """CUDA's limit for the x extent of a grid."""
 
+WIDE_BYTES = 16
+"""Bytes of a wide load: four floats."""
+
+FLOAT_BYTES = 4
+
 Shape = tuple[int, int, int]
 _Array = TypeVar("_Array")
 
@@ -102,6 +107,24 @@ def launch_of(rung: Rung, m: int, n: int, k: int, spec: DeviceSpec) -> RungLaunc
     )
 
 
+def check_addresses(rung: Rung, launch: RungLaunch, **operands: int) -> None:
+    """Refuse addresses of A, B and C (by name) that the launch's kernel cannot read or write.
+
+    Every kernel accesses whole floats; one of wide loads, which runs where N and K suit it, reads A and B by
+    16 bytes. Raises ``UsageError``: on the GPU such a launch would be the end of the whole CUDA context.
+    """
+    narrow = {rung.ragged_entry, None if rung.alternative is None else rung.alternative.ragged_entry}
+    wide = rung.needs is not None and launch.entry not in narrow
+    for name, address in operands.items():
+        multiple = WIDE_BYTES if wide and name in ("A", "B") else FLOAT_BYTES
+        if address % multiple:
+            raise UsageError(
+                f"{name} starts at address {address:#x}, {address % multiple} bytes past a multiple of "
+                f"{multiple}: rung {rung.title} takes {name} from multiples of {multiple} bytes on "
+                f"(its kernel here is {launch.entry})"
+            )
+
+
 def _choose(schedule: RungSchedule, m: int, n: int, k: int, spec: DeviceSpec) -> tuple[Variant, Schedule]:
     """The variant and the schedule that the rung's rule picks."""
     if schedule.kind == "select":
@@ -139,15 +162,13 @@ def sample_of_cut(launch: RungLaunch, sample: int) -> list[tuple[tuple[int, ...]
     """Blocks of a scheduled rung that do the same: a few of each kind to execute, and how many there are.
 
     Whole and cut tiles, inside, at the right edge, at the bottom edge and in the corner, are told apart. Of a
-    cut tile all pieces are executed, so that one of them arrives last. Walkers all do nearly the same: a few
-    neighbours stand for all of them.
+    cut tile all pieces are executed, so that one of them arrives last. Not for walkers, which are each
+    different (`tilewave.lab.walk_counts`).
     """
     cut, raster = launch.cut, launch.raster
     assert cut is not None
     assert raster is not None
-    if cut.walkers:
-        first = max(0, cut.walkers // 2 - 1)
-        return [(tuple(range(first, min(first + sample + 1, cut.walkers))), cut.walkers)]
+    assert not cut.walkers
     kinds: dict[tuple[bool, bool, bool], list[int]] = {}
     for tile in range(cut.tiles):
         _, row, column = raster.coordinates(tile)

@@ -17,7 +17,7 @@ from tilewave.bench.timing import Contender, Timing, check_rate, interleave
 from tilewave.compiler import Kernel, Program, choose_arch
 from tilewave.device import DeviceSpec, query_device
 from tilewave.errors import MeasurementError
-from tilewave.lab.launches import RungLaunch, Shape, launch_of
+from tilewave.lab.launches import RungLaunch, Shape, check_addresses, launch_of
 from tilewave.lab.records import Check, Speed
 from tilewave.lab.registry import Rung
 from tilewave.precision import error_in_bounds
@@ -71,16 +71,21 @@ def prepare(
     a: DeviceArray,
     b: DeviceArray,
     c: DeviceArray,
+    dynamic_shared_bytes: int = 0,
 ) -> PreparedLaunch:
-    """A launch of the rung for c = a @ b, of any shape, ready to be submitted; it owns its workspace."""
+    """A launch of the rung for c = a @ b, of any shape, ready to be submitted; it owns its workspace.
+
+    Raises ``UsageError`` for sizes or addresses that the rung does not take.
+    """
     (m, k), n = a.shape, b.shape[1]
     spec = candidate.spec or query_device(device.ordinal)
     planned = launch_of(candidate.rung, m, n, k, spec)
+    check_addresses(candidate.rung, planned, A=a.address, B=b.address, C=c.address)
     symbol = candidate.program.kernels[planned.entry].symbol
     image = choose_arch(spec.compute_capability).image_of(candidate.program)
     function = Module(device, image).function(symbol)
     arguments = [a, b, c, m, n, k, *workspace_arguments(planned, device)]
-    return function.prepare(planned.grid, planned.block, arguments, stream)
+    return function.prepare(planned.grid, planned.block, arguments, stream, dynamic_shared_bytes)
 
 
 def workspace_arguments(planned: RungLaunch, device: Device) -> list[DeviceArray | int]:
