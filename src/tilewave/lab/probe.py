@@ -145,9 +145,9 @@ def spill_notes(probe: Probe, findings: Findings) -> list[str]:
         if own is None or base is None or own.build.spill_store_bytes == base.build.spill_store_bytes:
             continue
         notes.append(
-            f"{variant.label} spills {own.build.spill_store_bytes} bytes a thread, "
-            f"{probe.variant(other or '').label} {base.build.spill_store_bytes}: part of the difference may "
-            "be the compiler's"
+            f'the compiler spills {own.build.spill_store_bytes} bytes a thread in "{variant.label}" and '
+            f'{base.build.spill_store_bytes} in "{probe.variant(other or "").label}", so part of the '
+            "difference between them may be the compiler's"
         )
     return notes
 
@@ -206,17 +206,12 @@ def prepare_variant(
     c: DeviceArray,
 ) -> PreparedLaunch:
     """A launch of a variant for c = a @ b, ready to be submitted."""
-    from tilewave.lab.measure import workspace_arguments
-    from tilewave.runtime.driver import Module
+    from tilewave.lab.measure import Candidate, prepare
 
     (m, k), n = a.shape, b.shape[1]
-    planned = launch_of(variant.rung, m, n, k, spec)
-    kernel = program.kernels[planned.entry]
-    arguments = [a, b, c, m, n, k, *workspace_arguments(planned, device)]
+    kernel = program.kernels[launch_of(variant.rung, m, n, k, spec).entry]
     dynamic = dynamic_shared_for(variant, kernel, spec)
-    image = choose_arch(spec.compute_capability).image_of(program)
-    function = Module(device, image).function(kernel.symbol)
-    return function.prepare(planned.grid, planned.block, arguments, stream, dynamic)
+    return prepare(Candidate(variant.rung, program, kernel, spec), device, stream, a, b, c, dynamic)
 
 
 def compile_variant(variant: Variant, arch: str) -> Program:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,10 @@ from tilewave.lab.probe import get_probe, run_probes
 from tilewave.lab.probe_catalog import PROBES
 from tilewave.lab.probe_profile import stall_shares
 from tilewave.lab.probe_records import Findings, Probe, SizeFindings, Variant
+from tilewave.lab.probe_results import FORMAT
 from tilewave.lab.records import write_json
 from tilewave.runtime.driver import probe as probe_gpu
 
-FORMAT = 1
 NOT_A_PRODUCT = "not a product"
 
 
@@ -115,20 +116,20 @@ def print_findings(probe: Probe, findings: Findings, spec: DeviceSpec, console: 
     if probe.about:
         console.print(probe.about, markup=False)
     for line in findings.tables:
-        console.print(line, markup=False)
+        console.print(hanging(line, console.width), markup=False)
     console.print(_kernels(probe, findings))
     if findings.judged:
+        console.print()
         console.print(_expectations(probe, findings))
+    console.print()
     said: set[str] = set()
     for at in findings.sizes:
         if at.timed:
             console.print(_times(probe, at))
         for variant in probe.variants:
-            shares = stall_shares(at.profiled.get(variant.key, {}))
-            if shares:
-                top = sorted(shares.items(), key=lambda item: -item[1])[:5]
-                told = ", ".join(f"{name.replace('_', ' ')} {share:.0%}" for name, share in top)
-                console.print(f"Stalls of {variant.label} at N = {at.size}: {told}", markup=False)
+            told = stalls_told(at.profiled.get(variant.key, {}))
+            if told:
+                console.print(f"Stalls of {variant.label} at N = {at.size}: {told}.", markup=False)
         for line in at.words:
             if line not in said:
                 console.print(line, markup=False)
@@ -138,6 +139,18 @@ def print_findings(probe: Probe, findings: Findings, spec: DeviceSpec, console: 
         console.print(f"Note: {note}.", style="yellow", markup=False)
     for key in wrong_products(findings):
         console.print(f"WRONG: {probe.variant(key).label} is no correct product.", style="red", markup=False)
+
+
+def hanging(line: str, width: int) -> str:
+    """A line broken at ``width``; what follows the first break of an indented one is indented further."""
+    indent = len(line) - len(line.lstrip())
+    return textwrap.fill(line, width, subsequent_indent=" " * (2 * indent))
+
+
+def stalls_told(metrics: Mapping[str, float], most: int = 5) -> str:
+    """The commonest reasons to wait among a launch's stalled warps, for people; empty if none were read."""
+    top = sorted(stall_shares(metrics).items(), key=lambda item: -item[1])[:most]
+    return ", ".join(f"{name.replace('_', ' ')} {share:.0%}".replace("%", " %") for name, share in top)
 
 
 def _label(variant: Variant) -> str:
@@ -173,17 +186,21 @@ def _expectations(probe: Probe, findings: Findings) -> Table:
     for heading in ("predicted", "emulator", "hardware"):
         table.add_column(heading, justify="right")
     table.add_column("why")
+    before = ""
     for judged in findings.judged:
         cells = [
-            _amount(value, judged.is_ratio) + ("" if judged.holds(value) is not False else " (!)")
+            amount(value, judged.is_ratio) + ("" if judged.holds(value) is not False else " (!)")
             for value in (judged.expected, judged.emulated, judged.hardware)
         ]
         figure = judged.figure.replace("_", " ")
-        table.add_row(probe.variant(judged.variant).label, figure, *cells, judged.why)
+        label = "" if judged.variant == before else probe.variant(judged.variant).label
+        before = judged.variant
+        table.add_row(label, figure, *cells, judged.why)
     return table
 
 
-def _amount(value: float | None, is_ratio: bool) -> str:
+def amount(value: float | None, is_ratio: bool) -> str:
+    """A figure of an expectation for people: a ratio as "x 0.500"."""
     if value is None:
         return "-"
     return f"x {value:.3f}" if is_ratio else f"{value:,.4g}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewave.errors import ToolchainError, UsageError
@@ -92,7 +92,7 @@ def profile_launches(launches: Sequence[Launch], limit_s: float | None) -> list[
     return [{COUNTERS.get(name, name): value for name, value in kernel.metrics.items()} for kernel in ours]
 
 
-def stall_shares(metrics: dict[str, float]) -> dict[str, float]:
+def stall_shares(metrics: Mapping[str, float]) -> dict[str, float]:
     """The share of each reason in all of a launch's stalled warps (those issuing not counted)."""
     stalls = {}
     for stall in STALLS:

@@ -16,15 +16,17 @@ from tilewave.lab.records import Build, Check, Counted, Speed
 class Variant:
     """One kernel of a probe.
 
-    ``against`` is the key of the variant that it is compared with (the probe's first by default). ``hold_to``
-    launches it with so much dynamic shared memory that no more blocks than that fit on an SM. ``reported`` is
-    what the article saw, ``reported_ratio`` its throughput over that of ``against``.
+    ``against`` is the key of the variant that it is compared with (the probe's first by default); one that
+    stands ``alone`` is compared with none, others are with it. ``hold_to`` launches it with so much dynamic
+    shared memory that no more blocks than that fit on an SM. ``reported`` is what the article saw,
+    ``reported_ratio`` its throughput over that of ``against``.
     """
 
     key: str
     label: str
     rung: EditedRung
     against: str | None = None
+    alone: bool = False
     hold_to: int | None = None
     reported: str = ""
     reported_ratio: float | None = None
@@ -136,6 +138,11 @@ class Reading:
         examined = self.findings.examined.get(key)
         return None if examined is None else examined.counted
 
+    def build(self, key: str) -> Build | None:
+        """What the compiler made of a variant."""
+        examined = self.findings.examined.get(key)
+        return None if examined is None else examined.build
+
     def metric(self, key: str, name: str) -> float | None:
         """A metric of the profiler at this size."""
         return self.at.profiled.get(key, {}).get(name)
@@ -169,9 +176,9 @@ class Probe:
         )
 
     def against(self, variant: Variant) -> str | None:
-        """The key of the variant that this one is compared with; None for the first."""
+        """The key of the variant that this one is compared with; None for the first and those alone."""
         first = self.variants[0].key
-        return None if variant.key == first else variant.against or first
+        return None if variant.alone or variant.key == first else variant.against or first
 
 
 def by_name(probes: Mapping[str, Probe], name: str) -> Probe:

@@ -17,6 +17,12 @@ from tilewave.lab.registry import get_rung
 NOISE = 0.015
 """A ratio this close to 1 is no difference: about three times the spread of five rounds on a quiet GPU."""
 
+COMBINING = 0.03
+"""A time per tile this much longer is no loss of reuse yet: walkers also store and combine partial sums."""
+
+LOST_HITS = 5.0
+"""A drop of the L2 hit rate, in points, that counts as one: two readings of a kernel differ by less."""
+
 L2_HIT_RATE = "lts__t_sector_hit_rate.pct"
 _NOT_TIMED = "Nothing was timed: what the difference is worth, only a GPU can tell."
 
@@ -60,23 +66,35 @@ def stores_only(at: Reading) -> list[str]:
 def same_slice(at: Reading) -> list[str]:
     """Words for ``same-slice``."""
     ratio = at.ratio("same-slice")
+    lines = []
+    own, base = at.build("same-slice"), at.build("masked")
+    if own is not None and base is not None:
+        figures = [f"{b.registers} registers and {b.spill_store_bytes} bytes of spills" for b in (own, base)]
+        lines.append(
+            f"Both masked kernels have {figures[0]}: what differs is where their data comes from."
+            if figures[0] == figures[1]
+            else f"The compiler gave the same slice {figures[0]}, every slice {figures[1]}: part of the "
+            "difference may be its doing."
+        )
     if ratio is None:
-        return [_NOT_TIMED]
+        return [*lines, _NOT_TIMED]
     if abs(ratio - 1) <= NOISE:
-        return [
+        lines.append(
             "Copies from a cache are no faster than copies from global memory: rung 12 does not wait for "
-            "global memory. What copying costs is the issue of its instructions, so copies that travel "
-            "longer in advance cannot help."
-        ]
-    if ratio > 1:
-        return [
+            "global memory. What copying costs is the issue of its instructions, so copies that start "
+            "earlier cannot help."
+        )
+    elif ratio > 1:
+        lines.append(
             f"With its data in a cache the kernel is {change(ratio)}: here rung 12 does wait for global "
             "memory, and copies that start earlier could help."
-        ]
-    return [
-        f"Strangely, the same slice makes the kernel {change(ratio)}: the caches' bandwidth for one "
-        "hot slice, or the power drawn, must be at play; waiting for global memory is not what is seen."
-    ]
+        )
+    else:
+        lines.append(
+            f"The same slice makes the kernel {change(ratio)}: what all blocks ask for at once is no "
+            "faster to get. Waiting for global memory is not what is seen."
+        )
+    return lines
 
 
 def transpose(at: Reading) -> list[str]:
@@ -84,7 +102,8 @@ def transpose(at: Reading) -> list[str]:
     ratios = {key: at.ratio(key) for key in ("transpose", "transpose-4", "wide", "both")}
     if ratios["wide"] is None or ratios["both"] is None:
         return [_NOT_TIMED]
-    lines = [f"Against rung 06, {_name(key)} is {change(r)}." for key, r in ratios.items() if r is not None]
+    told = [f"{_name(key)} {change(r)}" for key, r in ratios.items() if r is not None]
+    lines = [f"Against rung 06: {', '.join(told)}."]
     lines.append(
         "The wide loads carry the gain, as the article found."
         if ratios["wide"] - 1 > (ratios["both"] - 1) / 2 and ratios["wide"] > 1 + NOISE
@@ -95,13 +114,18 @@ def transpose(at: Reading) -> list[str]:
             "A transposing store of single floats puts a warp's 32 floats into one bank: its passes outweigh "
             "whatever the transpose saves."
         )
+    if ratios["transpose-4"] is not None and ratios["transpose-4"] > 1 + NOISE:
+        lines.append(
+            "Where only four floats meet in a bank the transpose pays by itself, unlike in the article: how "
+            "the copy is dealt to threads decides."
+        )
     return lines
 
 
 def _name(key: str) -> str:
     return {
         "transpose": "the transpose alone",
-        "transpose-4": "the transpose dealt to four threads a row",
+        "transpose-4": "the transpose with four threads a row",
         "wide": "the wide loads alone",
         "both": "both together",
     }[key]
@@ -113,9 +137,15 @@ def untransposed(at: Reading) -> list[str]:
     if plain is None:
         return [_NOT_TIMED]
     lines = [f"Without the transpose rung 15 is {change(plain)} (the article: 2 to 4 % slower)."]
+    if plain < 1 - NOISE:
+        counted, base = at.counted("untransposed"), at.counted("rung-15")
+        if counted is not None and base is not None and base.shared_load_passes:
+            more = counted.shared_load_passes / base.shared_load_passes
+            lines.append(f"Its reads of shared memory need x {more:.2f} as many passes.")
     if wide is not None:
         lines.append(
-            f"Free to copy A four floats at a time it is {change(wide)}: that is what the transpose forbids."
+            "But only without the transpose can A be copied four floats at a time, and then the kernel is "
+            f"{change(wide)}" + (": one makes up for the other." if abs(wide - 1) <= NOISE else ".")
         )
     return lines
 
@@ -130,6 +160,12 @@ def padding(at: Reading) -> list[str]:
     if padded is None or split is None:
         return [*lines, _NOT_TIMED]
     lines.append(f"Padding makes rung 08 {change(padded)}, splitting {change(split)}.")
+    if split - padded > NOISE:
+        lines.append("Splitting does more: it spends no memory on gaps and no instructions on skipping them.")
+    elif padded - split > NOISE:
+        lines.append("Padding does more, for its memory.")
+    else:
+        lines.append("So padding would do, for its memory.")
     return lines
 
 
@@ -175,11 +211,21 @@ def l2_reuse(at: Reading) -> list[str]:
         f"Time per tile: {per_plain:.0f} us in rung 15, {per_walk:.0f} us in rung 19: "
         f"{100 * per_walk / per_plain - 100:+.0f} % (the article: about +40 %)."
     )
+    costs = per_walk / per_plain > 1 + COMBINING
     hits = [at.metric(key, L2_HIT_RATE) for key in ("rung-15", "walk")]
     if hits[0] is None or hits[1] is None:
         lines.append("The L2 hit rate was not read: it needs Nsight Compute's ncu.")
     else:
         lines.append(f"L2 hit rate: {hits[0]:.1f} % in rung 15, {hits[1]:.1f} % in rung 19.")
+        lost = hits[0] - hits[1]
+        if lost > LOST_HITS:
+            lines.append(
+                "The walkers do lose reuse, and pay for it."
+                if costs
+                else "The walkers do lose reuse, but this GPU's memory serves the misses in time."
+            )
+        elif costs:
+            lines.append("The walkers lose no reuse; storing and combining partial sums costs the time.")
         operands = 3 * 4 * size**2
         if operands <= at.spec.l2_bytes:
             lines.append(
@@ -191,15 +237,22 @@ def l2_reuse(at: Reading) -> list[str]:
 
 def half_warps(at: Reading) -> list[str]:
     """Words for ``half-warps``."""
-    lines = []
-    for key in ("rung-15", "square", "square-z"):
+    names = {"rung-15": "two rows of eight", "square": "the square", "square-z": "the square in Z order"}
+    told, passes = [], {}
+    for key, name in names.items():
         counted = at.counted(key)
         if counted is not None and counted.passes_per_read is not None:
-            lines.append(f"{key}: {counted.passes_per_read:.2f} passes for an average read by the rule.")
+            passes[key] = counted.passes_per_read
+            told.append(f"{name} {passes[key]:.2f}")
+    lines = [f"Passes of an average read: {', '.join(told)}."] if told else []
     square, z_order = at.ratio("square"), at.ratio("square-z")
     if square is None or z_order is None:
         return [*lines, _NOT_TIMED]
     lines.append(f"Against rung 15 the square is {change(square)}, the square in Z order {change(z_order)}.")
+    if len(passes) == len(names) and passes["square-z"] < passes["rung-15"] and z_order <= 1 + NOISE:
+        lines.append(
+            "Fewer passes buy nothing here, as the article came to suspect: they do not limit rung 15."
+        )
     return lines
 
 
@@ -209,8 +262,11 @@ def lane_maps(at: Reading) -> list[str]:
     if small is None or large is None:
         return [_NOT_TIMED]
     lines = [f"With the cheapest lane map rung 12 is {change(small)}, rung 15 {change(large)}."]
-    if max(small, large) <= 1 + NOISE:
-        lines.append("Passes of shared memory are not what limits these kernels here.")
+    verdicts = {"rung 12": small > 1 + NOISE, "rung 15": large > 1 + NOISE}
+    for limits, verb in ((True, "limit"), (False, "do not limit")):
+        which = [name for name, verdict in verdicts.items() if verdict is limits]
+        if which:
+            lines.append(f"Passes of shared memory {verb} {' and '.join(which)} here.")
     return lines
 
 
@@ -226,15 +282,15 @@ def arrangement_tables() -> list[str]:
             values = ", ".join(f"{value:g} ({number})" for value, number in attained(costs, which).items())
             lines.append(f"  {name}, {which}: {values}")
     claims = (
-        ("two rows of eight", 4.0, 0.25, "four"),
-        ("4 x 4 square", 3.0, 0.25, "three (what the article hoped for)"),
-        ("4 x 4 square", 5.0, 0.35, "about five (what it measured)"),
+        ("two rows of eight", 4.0, 0.25, "four passes (measured)"),
+        ("4 x 4 square", 3.0, 0.25, "three (hoped for)"),
+        ("4 x 4 square", 5.0, 0.35, "about five (measured)"),
     )
-    lines.append("The article's figures:")
+    lines.append("Lane maps that give the article's figures, if they mean this load:")
     for name, wanted, within, said in claims:
         for which in READINGS:
             matching = [cost for cost in found[name] if abs(reading(cost, which) - wanted) <= within]
-            lines.append(f"  {said} for {name}, as {which}: {_matching(matching, len(found[name]), which)}")
+            lines.append(f"  {name}, {said}, for {which}: {_matching(matching, len(found[name]), which)}")
     lines.append(
         "The article names neither the order of its lanes nor the split behind these figures, nor whether "
         "they are those of one load or an average: they do not determine the mapping, and the rule is not "
@@ -251,7 +307,7 @@ def _matching(matching: list[LaneMapCost], total: int, which: str) -> str:
         matching, key=lambda cost: (cost.row_group + cost.column_group, cost.row_bits, cost.column_bits)
     )
     values = " or ".join(f"{value:g}" for value in exact)
-    return f"{len(matching)} of {total} lane maps ({values}), such as {example}"
+    return f"{len(matching)} of {total} lane maps need {values}, such as {example}"
 
 
 def search_tables() -> list[str]:
