@@ -8,22 +8,31 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tilewave.errors import ToolchainError
 
 _NAME = re.compile(r"^\s*([a-z0-9]+__\w+)", re.MULTILINE)
+_FORBIDDEN = "ERR_NVGPUCTRPERM"
 _UNKNOWN = re.compile(r"==ERROR==.*?\b([a-z0-9]+__[\w.]+)")
 
 
 @dataclass(frozen=True)
 class KernelCounters:
-    """One profiled launch: the kernel's name and its metrics (those that the profiler could read)."""
+    """One profiled launch: the kernel's name and its metrics (those that the profiler could read).
+
+    ``units`` are those that the report names: a saved one may hold times in any.
+    """
 
     kernel: str
     metrics: dict[str, float]
+    units: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+
+class CountersForbidden(ToolchainError):
+    """The driver lets this user read no performance counters (ERR_NVGPUCTRPERM)."""
 
 
 def find_ncu() -> str:
@@ -71,6 +80,11 @@ def profile(
             call = [ncu, *options, "--log-file", str(log), "--metrics", ",".join(wanted), *command]
             answer = subprocess.run(call, capture_output=True, text=True, timeout=timeout)
             text = log.read_text() if log.exists() else ""
+        if _FORBIDDEN in text + answer.stdout + answer.stderr:
+            raise CountersForbidden(
+                f"ncu may not read the GPU's counters (status {answer.returncode}, {_FORBIDDEN}): an "
+                "administrator can allow it, as https://developer.nvidia.com/ERR_NVGPUCTRPERM says"
+            )
         unknown = [name for name in _UNKNOWN.findall(text + answer.stdout) if name in wanted]
         if not unknown:
             if answer.returncode != 0:
@@ -82,6 +96,16 @@ def profile(
         refused += unknown
         wanted = [name for name in wanted if name not in unknown]
     raise ToolchainError(f"ncu knows none of the metrics {', '.join(metrics)}")
+
+
+def import_report(ncu: str, path: Path, *, timeout: float = 120) -> list[KernelCounters]:
+    """The launches of a report that ncu saved (.ncu-rep)."""
+    options = ["--import", str(path), "--csv", "--page", "raw", "--print-units", "base"]
+    answer = subprocess.run([ncu, *options], capture_output=True, text=True, timeout=timeout)
+    if answer.returncode != 0:
+        said = (answer.stdout + answer.stderr).strip()[-2000:]
+        raise ToolchainError(f"ncu could not read {path} (status {answer.returncode}): {said}")
+    return parse_csv(answer.stdout)
 
 
 def parse_csv(text: str) -> list[KernelCounters]:
@@ -96,6 +120,7 @@ def parse_csv(text: str) -> list[KernelCounters]:
     id_column, kernel_column = header.index("ID"), header.index("Kernel Name")
     # The row behind the header holds the units; it has no ID.
     launches = [row for row in body if row[id_column]]
+    units = next((dict(zip(header, row, strict=True)) for row in body if not row[id_column]), {})
     return [
         KernelCounters(
             row[kernel_column],
@@ -104,19 +129,24 @@ def parse_csv(text: str) -> list[KernelCounters]:
                 for name, cell in zip(header, row, strict=True)
                 if "__" in name and (value := _number(cell)) is not None
             },
+            {name: unit for name, unit in units.items() if "__" in name and unit},
         )
         for row in launches
     ]
 
 
 def _from_details(header: list[str], body: list[list[str]]) -> list[KernelCounters]:
-    columns = [header.index(name) for name in ("ID", "Kernel Name", "Metric Name", "Metric Value")]
+    names = ("ID", "Kernel Name", "Metric Name", "Metric Value", "Metric Unit")
+    columns = [header.index(name) for name in names]
     launches: dict[str, KernelCounters] = {}
+    units: dict[str, dict[str, str]] = {}
     for row in body:
-        identity, kernel, name, cell = (row[column] for column in columns)
-        launch = launches.setdefault(identity, KernelCounters(kernel, {}))
+        identity, kernel, name, cell, unit = (row[column] for column in columns)
+        known = units.setdefault(identity, {})
+        launch = launches.setdefault(identity, KernelCounters(kernel, {}, known))
         if (value := _number(cell)) is not None:
             launch.metrics[name] = value
+            known[name] = unit
     return list(launches.values())
 
 

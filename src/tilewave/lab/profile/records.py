@@ -24,9 +24,11 @@ FIGURES: dict[str, str] = {
     "milliseconds": "milliseconds",
     "tflops": "TFLOP/s",
     "registers": "registers a thread",
+    "spill_store_bytes": "spilled bytes a thread",
+    "static_shared_bytes": "shared bytes a block",
     "blocks_per_sm": "blocks an SM",
     "outputs_per_thread": "outputs a thread",
-    "warp_instructions": "instructions (warps)",
+    "warp_instructions": "instructions",
     "thread_fma": "multiply-adds (threads)",
     "fma_share": "multiply-adds among instructions",
     "shared_loads": "shared reads",
@@ -36,9 +38,19 @@ FIGURES: dict[str, str] = {
     "shared_stores": "shared writes",
     "shared_store_passes": "passes of shared writes",
     "passes_per_write": "passes a write",
+    "shared_store_conflicts": "conflicts of shared writes",
     "global_loads": "global reads",
     "global_load_sectors": "sectors of global reads",
+    "global_stores": "global writes",
+    "global_store_sectors": "sectors of global writes",
+    "local_loads": "local reads",
+    "local_load_sectors": "sectors of local reads",
+    "local_stores": "local writes",
+    "local_store_sectors": "sectors of local writes",
     "copies": "asynchronous copies",
+    "copy_sectors": "sectors of copies",
+    "copy_passes": "passes of copies",
+    "copy_conflicts": "conflicts of copies",
     "barriers": "barriers",
     "fma_pipe_percent": "FMA pipe in use, %",
     "issue_percent": "issue slots in use, %",
@@ -75,8 +87,8 @@ class KernelProfile:
 class LibraryKernel:
     """A kernel that the library launched for the same product.
 
-    ``tile`` is what the kernel's name says; ``outputs_per_thread`` follows from it and ``threads``, and
-    ``derivation`` says how; all None or empty where the name does not tell.
+    ``threads`` are those of a block. ``tile`` is what the kernel's name says, None where it does not tell;
+    ``derivation`` says in a sentence where ``outputs_per_thread`` comes from.
     """
 
     kernel: str
