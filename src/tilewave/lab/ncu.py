@@ -120,7 +120,7 @@ def parse_csv(text: str) -> list[KernelCounters]:
     id_column, kernel_column = header.index("ID"), header.index("Kernel Name")
     # The row behind the header holds the units; it has no ID.
     launches = [row for row in body if row[id_column]]
-    units = next((dict(zip(header, row, strict=True)) for row in body if not row[id_column]), {})
+    units = next((dict(zip(header, row, strict=False)) for row in body if not row[id_column]), {})
     return [
         KernelCounters(
             row[kernel_column],
