@@ -37,6 +37,14 @@ class Request:
         verb = "read" if self.map.kind == "load" else "write"
         return f"{verb} of {self.matrix}, {self.map.width} bytes a lane"
 
+    @property
+    def pattern(self) -> tuple[object, ...]:
+        """Equal for accesses whose addresses differ by whole rows of banks at most."""
+        first = next(address for address in self.map.addresses if address is not None)
+        base = first - first % (4 * BANKS)
+        moved = tuple(None if address is None else address - base for address in self.map.addresses)
+        return (self.matrix, self.map.width, moved)
+
 
 def requests(found: Followed, kind: str) -> list[Request]:
     """The different shared accesses of ``kind``; two that differ by a multiple of 4 bytes are the same.
@@ -67,6 +75,10 @@ def _matrix(rung: Rung, address: int) -> str:
     return "A" if address < 4 * rung.tile.bm * rung.tile.bk else "B"
 
 
+def _worst(found: list[Request], matrix: str) -> int:
+    return max((request.map.conflicts for request in found if request.matrix == matrix), default=0)
+
+
 def banks(spec: DeviceSpec) -> Part:
     """The part about banks."""
     part = Part(
@@ -83,12 +95,14 @@ def banks(spec: DeviceSpec) -> Part:
         assert after.builds_on is not None
         before = get_rung(after.builds_on)
         old, new = (requests(follow(rung, spec, slices=1), kind) for rung in (before, after))
-        for matrix in sorted({request.matrix for request in old + new}):
+        unchanged = {request.pattern for request in old} & {request.pattern for request in new}
+        told = [request for request in old + new if request.pattern not in unchanged]
+        for matrix in sorted({r.matrix for r in told}, key=lambda m: -_worst(old, m)):
             verb = "read" if kind == "load" else "write"
             group = f"A {verb} of {matrix}, before and after {change}"
             for when, found in (("before", old), ("after", new)):
-                for place, request in enumerate(r for r in found if r.matrix == matrix):
-                    part.panels.append(_panel(request, when, place, group))
+                mine = [request for request in found if request.matrix == matrix and request in told]
+                part.panels += [_panel(request, when, place, group) for place, request in enumerate(mine)]
     return part
 
 
@@ -112,8 +126,8 @@ def _panel(request: Request, when: str, place: int, group: str) -> Panel:
     for bank in range(0, BANKS, 4):
         drawing.text(_LEFT + (bank + 0.5) * _COLUMN, 34, str(bank), "muted", "middle")
     y = top
-    for group, lanes in enumerate(access.groups):
-        words = [word for word in access.words if word.group == group]
+    for index, lanes in enumerate(access.groups):
+        words = [word for word in access.words if word.group == index]
         drawing.text(_LEFT, y + 11, f"lanes {_spans(lanes)} together", "small muted")
         y += _GAP - 4
         turns = 1 + max(word.turn for word in words)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from tilewave.device import DeviceSpec
 from tilewave.lab.power.records import PowerRun
@@ -85,6 +86,7 @@ def render(report: Report, command: str, version: str) -> str:
     environment = Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
     )
+    environment.filters["code"] = _with_code
     template = environment.from_string(package.joinpath("page.html.j2").read_text(encoding="utf-8"))
     style = (
         f":root{{{colour_properties(LIGHT)}}}\n"
@@ -103,6 +105,11 @@ def render(report: Report, command: str, version: str) -> str:
         "version": version,
     }
     return template.render(values)
+
+
+def _with_code(text: str) -> Markup:
+    """Text whose words between backquotes are code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def _summary(report: Report) -> list[str]:

@@ -13,7 +13,16 @@ from tilewave.lab.records import Ladder
 from tilewave.lab.registry import Rung, get_rung
 from tilewave.lab.report.parts import Panel, Part, Table
 from tilewave.lab.report.svg import WIDTH, Drawing
-from tilewave.planner import DATA_PARALLEL, VARIANTS, Schedule, ScheduleKind, Variant, decompose, estimate
+from tilewave.planner import (
+    DATA_PARALLEL,
+    DOUBLE_BUFFERED,
+    VARIANTS,
+    Schedule,
+    ScheduleKind,
+    Variant,
+    decompose,
+    estimate,
+)
 
 _COMPARED = (
     "thread_fma", "shared_loads", "shared_load_passes", "shared_load_conflicts", "shared_stores",
@@ -178,12 +187,13 @@ def estimated(rung: Rung, size: int, spec: DeviceSpec) -> float | None:
 
 
 def _variant(rung: Rung) -> Variant | None:
-    """The planner's variant with the rung's tile, threads and way of copying."""
+    """The planner's variant that the rung's kernel is."""
     mine = (rung.tile.bm, rung.tile.bn, rung.tile.bk, rung.tile.tm, rung.tile.tn)
     for variant in VARIANTS.values():
         tile = variant.tile
         if (tile.bm, tile.bn, tile.bk, tile.tm, tile.tn) == mine:
-            return variant if rung.number >= get_rung("double_buffer").number else None
+            # Other rungs have the double-buffered one's tile and copy in another way.
+            return variant if variant is not DOUBLE_BUFFERED or rung.name == "double_buffer" else None
     return None
 
 

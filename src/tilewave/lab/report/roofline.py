@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 
 from tilewave.device import DeviceSpec
 from tilewave.emulator.passes import SECTOR_BYTES
 from tilewave.lab.records import Counted, Ladder, Row
-from tilewave.lab.report.parts import Panel, Part, Table
-from tilewave.lab.report.svg import WIDTH, Drawing, spread
+from tilewave.lab.report.parts import Panel, Part, Table, numbers
+from tilewave.lab.report.svg import CHARACTER, WIDTH, Drawing, round_ticks, spread
 
 _LEFT, _RIGHT, _TOP, _PLOT = 36.0, 128.0, 26.0, 330.0
 
@@ -70,29 +72,49 @@ def roofline(ladder: Ladder, spec: DeviceSpec, size: int, measured_peak: float |
     if not found:
         part.missing.append(f"No rung was counted at N = {size}.")
         return part
-    part.panels.append(_panel(found, spec, size, ladder, measured_peak))
+    part.panels.append(_overview(found, spec, size, ladder))
+    closeup = _closeup(found, spec, size, ladder, measured_peak)
+    if closeup is not None:
+        part.panels.append(closeup)
     if not timed:
         part.missing.append("No times: each rung is drawn on the roof, where it could be at most.")
     return part
 
 
-def _panel(
-    found: list[Point], spec: DeviceSpec, size: int, ladder: Ladder, measured_peak: float | None
-) -> Panel:
-    baseline = ladder.baseline(size)
+@dataclass(frozen=True)
+class _Frame:
+    """Where a plot lies in its drawing, and how values become places."""
+
+    drawing: Drawing
+    right: float
+    x: Callable[[float], float]
+    y: Callable[[float], float]
+
+    def place(self, point: Point) -> tuple[float, float]:
+        """Where a point lies."""
+        return self.x(point.intensity), self.y(point.rate)
+
+    def dot(self, point: Point) -> None:
+        """Draw a point."""
+        tip = f"{point.row.rung:02d} {point.row.title}: {point.intensity:.2f} flops a byte, " + (
+            f"{point.rate:.2f} TFLOP/s" if point.measured else f"at most {point.rate:.2f} TFLOP/s"
+        )
+        style = "f-blue s-paper" if point.measured else "f-paper s-blue thick"
+        self.drawing.dot(*self.place(point), 4, style, tip)
+
+    def level(self, rate: float, style: str) -> None:
+        """A dashed line across."""
+        self.drawing.path([(_LEFT, self.y(rate)), (self.right, self.y(rate))], f"{style} dash")
+
+
+def _overview(found: list[Point], spec: DeviceSpec, size: int, ladder: Ladder) -> Panel:
+    """All rungs on logarithmic axes; those that lie together share a label."""
     ridge = spec.peak_fp32_tflops * 1000 / spec.bandwidth_gb_s
     low = math.floor(math.log2(min(ridge, *(point.intensity for point in found)) / 1.5))
     high = math.ceil(math.log2(max(ridge, *(point.intensity for point in found)) * 2))
     top = math.ceil(math.log2(spec.peak_fp32_tflops * 1.05))
     bottom = math.floor(math.log2(min(point.rate for point in found) / 1.3))
-    right = WIDTH - _RIGHT
-
-    def x(intensity: float) -> float:
-        return _LEFT + (right - _LEFT) * (math.log2(intensity) - low) / (high - low)
-
-    def y(rate: float) -> float:
-        return _TOP + _PLOT * (top - math.log2(rate)) / (top - bottom)
-
+    right = WIDTH - 8.0
     words = ", ".join(f"{p.row.rung:02d} {p.row.title} {p.intensity:.1f} flops a byte" for p in found)
     drawing = Drawing(
         "roofline",
@@ -100,6 +122,13 @@ def _panel(
         f"FP32 peak {spec.peak_fp32_tflops:.1f} TFLOP/s, bandwidth {spec.bandwidth_gb_s:,.0f} GB/s. {words}.",
         _TOP + _PLOT + 34,
     )
+    frame = _Frame(
+        drawing,
+        right,
+        lambda intensity: _LEFT + (right - _LEFT) * (math.log2(intensity) - low) / (high - low),
+        lambda rate: _TOP + _PLOT * (top - math.log2(rate)) / (top - bottom),
+    )
+    x, y = frame.x, frame.y
     drawing.text(0, 14, f"{spec.name}, N = {size}", "bold")
     drawing.text(right, 14, "TFLOP/s", "muted", "end")
     for power in range(low, high + 1):
@@ -109,33 +138,112 @@ def _panel(
     for power in range(bottom, top + 1):
         drawing.line(_LEFT, y(2.0**power), right, y(2.0**power))
         drawing.text(_LEFT - 4, y(2.0**power) + 4, _power(power), "muted", "end")
-    drawing.text(_LEFT, _TOP + _PLOT + 29, "flops per byte behind L1", "muted")
+    drawing.text(right, _TOP + _PLOT + 29, "flops per byte behind L1", "muted", "end")
     start = max(2.0**low, 2.0**bottom * 1000 / spec.bandwidth_gb_s)
-    corners = [start, ridge, 2.0**high]
-    drawing.path([(x(at), y(roof(spec, at))) for at in corners], "s-ink thick")
-    if measured_peak:
-        drawing.path([(x(ridge), y(measured_peak)), (right, y(measured_peak))], "s-green dash")
+    drawing.path([(x(at), y(roof(spec, at))) for at in (start, ridge, 2.0**high)], "s-ink thick")
+    peak = f"FP32 peak {spec.peak_fp32_tflops:.1f}"
+    drawing.text(x(ridge) - 6, y(spec.peak_fp32_tflops) - 5, peak, "muted", "end")
+    baseline = ladder.baseline(size)
     if baseline is not None:
-        level = y(baseline.speed.tflops)
-        drawing.path([(_LEFT, level), (right, level)], "s-orange dash")
-        drawing.text(
-            _LEFT + 3, level + 12, f"{baseline.name.split()[0]} {baseline.speed.tflops:.1f}", "orange"
+        frame.level(baseline.speed.tflops, "s-orange")
+        label = f"{baseline.name.split()[0]} {baseline.speed.tflops:.1f}"
+        drawing.text(_LEFT + 4, y(baseline.speed.tflops) + 13, label, "orange")
+    for point in found:
+        frame.dot(point)
+    for cluster in _clusters(found, frame):
+        places = [frame.place(point) for point in cluster]
+        alone = len(cluster) == 1
+        label = (
+            f"{cluster[0].row.rung:02d} {cluster[0].row.title}"
+            if alone
+            else numbers([point.row.rung for point in cluster])
         )
-    ordered = sorted(found, key=lambda point: (-point.rate, point.intensity))
-    places = spread([y(point.rate) for point in ordered], 14.0, _TOP + 4, _TOP + _PLOT)
-    for point, place in zip(ordered, places, strict=True):
-        tip = f"{point.row.rung:02d} {point.row.title}: {point.intensity:.2f} flops a byte, " + (
-            f"{point.rate:.2f} TFLOP/s" if point.measured else f"at most {point.rate:.2f} TFLOP/s"
-        )
-        drawing.path([(x(point.intensity), y(point.rate)), (right + 6, place)], "s-muted thin")
-        drawing.dot(
-            x(point.intensity), y(point.rate), 3.5, "f-blue" if point.measured else "f-paper s-ink", tip
-        )
-        drawing.text(right + 9, place + 4, f"{point.row.rung:02d} {point.row.title}")
-    table = Table(
+        # Left of the points, where there is room on any roofline, but for those at the very left.
+        across, up = min(px for px, _ in places) - 8, sum(py for _, py in places) / len(places)
+        if across - CHARACTER * len(label) > _LEFT:
+            drawing.text(across, up + 4, label, anchor="end")
+        else:
+            drawing.text(max(px for px, _ in places) + 8, up + 4, label)
+    return Panel(drawing, _said(found, spec, ridge), _table(found, spec, size))
+
+
+def _clusters(found: list[Point], frame: _Frame) -> list[list[Point]]:
+    """Points that lie so close together that their labels would overlap."""
+    clusters: list[list[Point]] = []
+    for point in found:
+        near = [c for c in clusters if any(_near(frame.place(point), frame.place(other)) for other in c)]
+        clusters = [c for c in clusters if c not in near] + [[*chain.from_iterable(near), point]]
+    return clusters
+
+
+def _near(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    return abs(one[0] - other[0]) < 30 and abs(one[1] - other[1]) < 14
+
+
+def _closeup(
+    found: list[Point], spec: DeviceSpec, size: int, ladder: Ladder, measured_peak: float | None
+) -> Panel | None:
+    """The rungs right of the ridge, on even axes and with all their names."""
+    ridge = spec.peak_fp32_tflops * 1000 / spec.bandwidth_gb_s
+    near = [p for p in found if p.intensity > ridge and p.measured and p.rate > spec.peak_fp32_tflops / 4]
+    if len(near) < 2:
+        return None
+    low, high = (f(point.intensity for point in near) for f in (min, max))
+    low, high = low - 0.1 * (high - low) - 1, high + 0.1 * (high - low) + 1
+    ceiling = spec.peak_fp32_tflops * 1.03
+    bottom = min(point.rate for point in near) * 0.93
+    right = WIDTH - _RIGHT
+    drawing = Drawing(
+        "roofline-closeup",
+        f"The rungs under the FP32 peak of {spec.name}, N = {size}",
+        ", ".join(f"{p.row.rung:02d} {p.row.title} {p.rate:.1f} TFLOP/s" for p in near),
+        _TOP + _PLOT + 34,
+    )
+    frame = _Frame(
+        drawing,
+        right,
+        lambda intensity: _LEFT + (right - _LEFT) * (intensity - low) / (high - low),
+        lambda rate: _TOP + _PLOT * (ceiling - rate) / (ceiling - bottom),
+    )
+    drawing.text(0, 14, "Under the peak, close up", "bold")
+    drawing.text(right, _TOP + _PLOT + 29, "flops per byte behind L1", "muted", "end")
+    for tick in round_ticks(high, 8):
+        if tick > low:
+            drawing.line(frame.x(tick), _TOP, frame.x(tick), _TOP + _PLOT)
+            drawing.text(frame.x(tick), _TOP + _PLOT + 14, f"{tick:g}", "muted", "middle")
+    for tick in round_ticks(ceiling, 12):
+        if tick > bottom:
+            drawing.line(_LEFT, frame.y(tick), right, frame.y(tick))
+            drawing.text(_LEFT - 4, frame.y(tick) + 4, f"{tick:g}", "muted", "end")
+    peak = frame.y(spec.peak_fp32_tflops)
+    drawing.path([(_LEFT, peak), (right, peak)], "s-ink thick")
+    drawing.text(_LEFT + 4, peak + 13, f"peak {spec.peak_fp32_tflops:.1f}", "muted")
+    if measured_peak:
+        frame.level(measured_peak, "s-green")
+        drawing.text(right - 2, frame.y(measured_peak) + 13, f"FFMA {measured_peak:.1f}", "green", "end")
+    baseline = ladder.baseline(size)
+    if baseline is not None and baseline.speed.tflops > bottom:
+        frame.level(baseline.speed.tflops, "s-orange")
+        label = f"{baseline.name.split()[0]} {baseline.speed.tflops:.1f}"
+        drawing.text(_LEFT + 4, frame.y(baseline.speed.tflops) - 5, label, "orange")
+    ordered = sorted(near, key=lambda point: (-point.rate, point.intensity))
+    heights = spread([frame.y(point.rate) for point in ordered], 14.0, _TOP + 4, _TOP + _PLOT)
+    for point, height in zip(ordered, heights, strict=True):
+        drawing.path([frame.place(point), (right + 6, height)], "s-muted thin")
+    for point, height in zip(ordered, heights, strict=True):
+        frame.dot(point)
+        drawing.text(right + 9, height + 4, f"{point.row.rung:02d} {point.row.title}")
+    return Panel(
+        drawing,
+        "Right of the ridge memory would be fast enough even if no cache helped: something else limits.",
+    )
+
+
+def _table(found: list[Point], spec: DeviceSpec, size: int) -> Table:
+    rate = "TFLOP/s" if found[0].measured else "roof, TFLOP/s"
+    return Table(
         f"Roofline at N = {size}",
-        ("rung", "GB asked of L2 and memory", "flops a byte",
-         "TFLOP/s" if ordered[0].measured else "roof, TFLOP/s", "of the roof"),
+        ("rung", "GB asked of L2 and memory", "flops a byte", rate, "of the roof"),
         tuple(
             (
                 f"{p.row.rung:02d} {p.row.title}",
@@ -147,15 +255,15 @@ def _panel(
             for p in found
         ),
         folded=True,
-    )  # fmt: skip
-    best = max(found, key=lambda point: point.rate)
-    share = best.rate / spec.peak_fp32_tflops
-    said = (
-        f"The fastest, {best.row.rung:02d} {best.row.title}, runs at {share:.0%} of the FP32 peak."
-        if best.measured
-        else f"Right of {ridge:.0f} flops a byte, arithmetic is the limit."
     )
-    return Panel(drawing, said, table)
+
+
+def _said(found: list[Point], spec: DeviceSpec, ridge: float) -> str:
+    best = max(found, key=lambda point: point.rate)
+    if not best.measured:
+        return f"Right of {ridge:.0f} flops a byte, arithmetic is the limit."
+    share = best.rate / spec.peak_fp32_tflops
+    return f"The fastest, {best.row.rung:02d} {best.row.title}, runs at {share:.0%} of the FP32 peak."
 
 
 def _power(power: int) -> str:

@@ -17,7 +17,7 @@ RUNGS = ("large_patch", "split_k", "stream_k_walk", "stream_k_pieces", "stream_k
 #: The article draws its schedules on six SMs in place of 48: a product of nine of its tiles shows the same.
 SKETCH_SMS, SKETCH_SHAPE = 6, (384, 768, 1024)
 
-_LEFT, _HEIGHT = 40.0, 250.0
+_LEFT, _HEIGHT, _LEGIBLE = 40.0, 250.0, 12.0
 _FILLS = ("f-blue", "f-green", "f-purple", "f-yellow")
 
 
@@ -93,12 +93,12 @@ def schedules(spec: DeviceSpec, sizes: Sequence[int], ladder: Ladder | None = No
     part = Part(
         "schedules",
         "Which SM does which tile, and when",
-        "Rows are SMs, time flows to the right, in multiply-adds at an even pace. Pale bars are whole "
-        "tiles; coloured ones are pieces of tiles that several SMs share along K, a colour a tile. Whatever "
-        "the bars leave empty is idle. The dashed line is where all would end if the useful work were dealt "
-        "evenly: padding at the edges and idle SMs lie between it and the end of the longest row. The sums "
-        "of pieces that must be combined, and lost reuse in the cache, cost time that this picture does not "
-        "have.",
+        "Rows are SMs, time flows to the right, in multiply-adds at an even pace. Pale bars are whole tiles; "
+        "coloured ones are pieces of tiles that several SMs share along K: in the sketch a colour is a tile, "
+        "on many SMs it is the piece, first to last. Whatever the bars leave empty is idle. The dashed line "
+        "is where all would end if the useful work were dealt evenly: padding at the edges and idle SMs lie "
+        "between it and the end of the longest row. What this picture does not have: combining the sums of "
+        "pieces, and reuse lost in the cache.",
     )
 
     six = replace(spec, name="six SMs", sms=SKETCH_SMS)
@@ -171,7 +171,9 @@ def _panel(
     for stint in found.stints:
         item = stint.item
         shared = item.pieces > 1
-        fill = _FILLS[(item.tile - found.cut.whole_tiles) % len(_FILLS)] if shared else "f-sky"
+        # Many thin rows in as many colours as tiles would blur: there, a colour is a piece.
+        colour = item.tile - found.cut.whole_tiles if step >= _LEGIBLE else item.piece
+        fill = _FILLS[colour % len(_FILLS)] if shared else "f-sky"
         part = f", piece {item.piece + 1} of {item.pieces}" if shared else ""
         drawing.rect(
             _LEFT + stint.begin * scale + 0.4,
@@ -181,11 +183,11 @@ def _panel(
             fill,
             f"SM {stint.sm}: tile {item.tile}{part}, k {item.k_begin} to {item.k_end}",
         )
-        if step >= 12 and (stint.end - stint.begin) * scale > 7 * len(str(item.tile)) + 2:
+        if step >= _LEGIBLE and (stint.end - stint.begin) * scale > 7 * len(str(item.tile)) + 2:
             x = _LEFT + (stint.begin + stint.end) / 2 * scale
             style = "on" if shared else "onpale"
             drawing.text(x, top + step * stint.sm + step / 2 + 4, str(item.tile), style, "middle")
-    for sm in range(0, sms, 1 if step >= 12 else max(1, -(-sms // 6) // 4 * 4 or 4)):
+    for sm in range(0, sms, 1 if step >= _LEGIBLE else max(1, -(-sms // 6) // 4 * 4 or 4)):
         drawing.text(_LEFT - 5, top + step * sm + min(step, 11) / 2 + 4, str(sm), "muted", "end")
     drawing.text(0, top + 8, "SM", "muted")
     for tick in round_ticks(most / 1e6, 5):

@@ -49,15 +49,17 @@ class Timeline:
 
     @property
     def overlap(self) -> float:
-        """The share of all multiply-add time in which some later slice is travelling."""
-        busy = sum(span.end - span.begin for span in self.multiplied)
-        both = 0
+        """How much of the multiplication runs while a later slice is travelling, but for the last slice."""
+        busy = both = 0
+        last = max((span.slice for span in self.multiplied), default=0)
         for span in self.multiplied:
+            if span.slice == last:
+                continue
             moments = np.zeros(span.end - span.begin, dtype=np.bool_)
             for other in self.travelling:
                 if other.slice > span.slice:
-                    first, last = max(other.begin, span.begin), min(other.end, span.end)
-                    moments[max(0, first - span.begin) : max(0, last - span.begin)] = True
+                    moments[max(0, other.begin - span.begin) : max(0, other.end - span.begin)] = True
+            busy += len(moments)
             both += int(moments.sum())
         return both / busy if busy else 0.0
 
