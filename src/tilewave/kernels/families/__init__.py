@@ -1,1 +1,8 @@
 """The families of kernels, in the order in which the planner weighs them."""
+
+from __future__ import annotations
+
+from tilewave.kernels.families import elementwise, tiny
+from tilewave.kernels.instances import Family
+
+FAMILIES: tuple[Family, ...] = (elementwise, tiny)

@@ -1,0 +1,100 @@
+"""Compile every instance for every architecture: the archives of a wheel, and the table of resources.
+
+``python -m tilewave.kernels.ship --archives DIRECTORY`` writes what `compiler/shipped.py` reads;
+``--resources FILE`` writes registers and spills of every instance, which the planner's occupancy rests on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+from tilewave.compiler import ARCHITECTURES, DEFAULT_OPTIONS, Program, compiler_version, shipped
+from tilewave.compiler.program import content_key
+from tilewave.kernels.build import compile_instance, source_of
+from tilewave.kernels.families import FAMILIES
+from tilewave.kernels.instances import Instance
+
+SHIPPED_ARCHITECTURES = tuple(arch for arch in ARCHITECTURES if not arch.endswith("a"))
+"""Those that `choose_arch` can choose; code for sm_90a is for kernels that use what only Hopper has."""
+
+
+def every_instance() -> tuple[Instance, ...]:
+    """The instances of all families."""
+    return tuple(instance for family in FAMILIES for instance in family.instances())
+
+
+def compile_all(
+    instances: Sequence[Instance], architectures: Iterable[str], jobs: int | None = None
+) -> Iterator[tuple[Instance, str, Program]]:
+    """Every (instance, architecture, program), compiled in processes side by side, in order."""
+    pairs = [(instance, arch) for arch in architectures for instance in instances]
+    with ProcessPoolExecutor(jobs or os.cpu_count()) as pool:
+        for (instance, arch), program in zip(pairs, pool.map(_compile, pairs, chunksize=4), strict=True):
+            yield instance, arch, program
+
+
+def shipped_key(instance: Instance, arch: str) -> str:
+    """The key under which an instance's program lies in the archive of an architecture."""
+    return content_key(source_of(instance.header), (instance.entry,), arch, DEFAULT_OPTIONS)
+
+
+def write_archives(directory: Path, architectures: Sequence[str], jobs: int | None = None) -> list[Path]:
+    """Write the archives of these architectures with all instances in them."""
+    programs: dict[str, list[tuple[str, Program]]] = {arch: [] for arch in architectures}
+    for instance, arch, program in compile_all(every_instance(), architectures, jobs):
+        programs[arch].append((shipped_key(instance, arch), program))
+    return [shipped.write(directory, arch, found) for arch, found in programs.items()]
+
+
+def write_resources(path: Path, architectures: Sequence[str], jobs: int | None = None) -> None:
+    """Write registers a thread, spilled bytes and static shared bytes of all instances as JSON."""
+    table: dict[str, dict[str, list[int]]] = {arch: {} for arch in architectures}
+    for instance, arch, program in compile_all(every_instance(), architectures, jobs):
+        resources = program.kernels[instance.entry].resources
+        spilled = resources.spill_store_bytes + resources.spill_load_bytes
+        table[arch][instance.name] = [resources.registers, spilled, resources.static_shared_bytes]
+    record = {
+        "command": "python -m tilewave.kernels.ship --resources src/tilewave/kernels/resources.json",
+        "compiler": compiler_version(),
+        "columns": ["registers", "spilled_bytes", "static_shared_bytes"],
+        "architectures": table,
+    }
+    lines = json.dumps(record, indent=1)
+    path.write_text(_rows_on_one_line(lines) + "\n")
+
+
+def _rows_on_one_line(text: str) -> str:
+    """JSON whose lists of numbers take a line each."""
+    return re.sub(r"\[\s+([\d,\s]+?)\s+\]", lambda match: "[" + " ".join(match[1].split()) + "]", text)
+
+
+def _compile(pair: tuple[Instance, str]) -> Program:
+    return compile_instance(*pair)[0]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--archives", type=Path, help="write a wheel's archives into this directory")
+    parser.add_argument("--resources", type=Path, help="write the table of resources to this file")
+    parser.add_argument("--arch", action="append", help="only this architecture; may be repeated")
+    parser.add_argument("--jobs", type=int, help="processes side by side; as many as CPUs by default")
+    options = parser.parse_args(arguments)
+    if options.archives is None and options.resources is None:
+        parser.error("nothing to do: give --archives, --resources or both")
+    architectures = tuple(options.arch or SHIPPED_ARCHITECTURES)
+    if options.resources is not None:
+        write_resources(options.resources, architectures, options.jobs)
+    if options.archives is not None:
+        for path in write_archives(options.archives, architectures, options.jobs):
+            print(f"{path}: {path.stat().st_size:,} bytes")
+
+
+if __name__ == "__main__":
+    main()
