@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from tilewave.kernels.instances import Instance
 from tilewave.planner.schedules import Decomposition, Raster, Schedule
 from tilewave.problem import GemmProblem
 
 FLOAT_BYTES = 4
+
+
+def workspace_of(instance: Instance, cut: Decomposition) -> tuple[int, int]:
+    """Bytes of partial sums, a tile of C a slot, and of tickets; none where no tile can be cut."""
+    if cut.slices == 1:
+        return 0, 0
+    return cut.slots * instance.bm * instance.bn * instance.items * FLOAT_BYTES, cut.tickets * 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +46,9 @@ class GemmCandidate:
     estimate: GemmEstimate | None
     rejected: str | None
 
+    def __str__(self) -> str:
+        return f"{self.instance} {self.schedule}" + (f": {self.rejected}" if self.rejected else "")
+
 
 @dataclass(frozen=True, slots=True)
 class GemmPlan:
@@ -45,7 +56,9 @@ class GemmPlan:
 
     ``problem`` is what the kernel sees, after folding and swapping. The launch is ``cut.blocks`` blocks of
     ``instance.threads`` threads; ``notes`` name everything that a user would want to be told (a copy, a
-    staging, a cap on SMs).
+    staging, a cap on SMs). ``sms`` is the number of SMs planned for, ``blocks_per_sm`` how many blocks one of
+    them holds at once. ``considered`` holds every candidate, the choice among them; a plan of `plan_gemm`
+    works it out when it is first asked for, which takes milliseconds.
     """
 
     problem: GemmProblem
@@ -56,8 +69,9 @@ class GemmPlan:
     cut: Decomposition
     raster: Raster
     estimate: GemmEstimate
-    considered: tuple[GemmCandidate, ...]
+    considered: Sequence[GemmCandidate] = field(compare=False, repr=False)
     notes: tuple[str, ...] = ()
+    blocks_per_sm: int = 1
 
     @property
     def blocks(self) -> int:
@@ -65,11 +79,48 @@ class GemmPlan:
         return self.cut.blocks
 
     @property
+    def waves(self) -> int:
+        """Rounds of resident blocks on the busiest SM, when blocks are dealt evenly."""
+        return -(-self.blocks // (self.sms * self.blocks_per_sm))
+
+    @property
     def partial_bytes(self) -> int:
         """Bytes of workspace for partial sums: a tile of C a slot."""
-        return self.cut.slots * self.instance.bm * self.instance.bn * self.instance.items * FLOAT_BYTES
+        return workspace_of(self.instance, self.cut)[0]
 
     @property
     def ticket_bytes(self) -> int:
         """Bytes of workspace for counters that are 0 before and after every launch."""
-        return self.cut.tickets * 4
+        return workspace_of(self.instance, self.cut)[1]
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of global memory beside the operands."""
+        return self.partial_bytes + self.ticket_bytes
+
+    @property
+    def rejected(self) -> tuple[GemmCandidate, ...]:
+        """The candidates that were turned down, each with its reason."""
+        return tuple(candidate for candidate in self.considered if candidate.rejected is not None)
+
+    def __str__(self) -> str:
+        instance, estimate = self.instance, self.estimate
+        head = f"{self.problem} on {self.device} ({self.sms} SMs): "
+        if self.blocks == 0:
+            return head + "nothing to compute, nothing is launched"
+        rows, columns = self.raster.tiles_m, self.raster.tiles_n
+        groups = self.cut.tiles // max(1, rows * columns)
+        tiles = f"{rows} x {columns}" + (f" x {groups}" if groups > 1 else "")
+        items = f" of {instance.items} items" if instance.items > 1 else ""
+        workspace = f"{self.workspace_bytes:,} bytes" if self.workspace_bytes else "none"
+        lines = [
+            f"{head}{instance} {self.schedule}",
+            f"  tiles {tiles} of {instance.bm} x {instance.bn}{items}, {self.cut.slices} slices of K each",
+            f"  launch {self.blocks:,} blocks of {instance.threads} threads, {self.blocks_per_sm} an SM at "
+            f"once, waves {self.waves}, workspace {workspace}",
+            f"  predicted {estimate.total:.4g} us, bound by {estimate.limit} (compute "
+            f"{estimate.compute:.4g}, memory {estimate.memory:.4g}, combining {estimate.combining:.4g}, "
+            f"launch {estimate.launch:.4g})",
+        ]
+        lines += [f"  note: {note}" for note in self.notes]
+        return "\n".join(lines)

@@ -1,0 +1,99 @@
+"""Which schedules an instance is weighed under, and how one is bound to a problem."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tilewave.planner.gemm.estimate import Weigher
+from tilewave.planner.gemm.options import PlanOptions
+from tilewave.planner.gemm.records import workspace_of
+from tilewave.planner.schedules import (
+    DATA_PARALLEL,
+    PIECE_BOUNDS,
+    STREAM_K_WALK,
+    Decomposition,
+    Schedule,
+    ScheduleKind,
+    decompose,
+    split_k,
+    stream_k,
+)
+
+MAX_BLOCKS = 2**31 - 1
+"""CUDA's limit on blocks along x."""
+
+LEAST_SLICES = 2
+"""Assumed: a piece of fewer slices than this is not worth cutting, because it fills no pipeline."""
+
+MANY_WAVES = 4
+"""Assumed: with this many tiles an SM, cutting all of them is not worth weighing."""
+
+_FEW_PIECES = (2, 3, 4, 6, 8)
+_STREAM_K = tuple(stream_k(pieces) for pieces in (2, 3, 4))
+_SPLITS = tuple(split_k(pieces) for pieces in range(2, PIECE_BOUNDS[ScheduleKind.SPLIT_K][1] + 1))
+
+
+def schedules_for(weigher: Weigher, sms: int, options: PlanOptions) -> Iterator[Schedule]:
+    """The schedules worth weighing, in order of preference where predictions are equal."""
+    kind, pieces = options.wanted
+    if kind is not None and pieces is not None:
+        yield Schedule(kind, pieces)
+        return
+    instance = weigher.model.instance
+    if kind in (None, ScheduleKind.DATA_PARALLEL):
+        yield DATA_PARALLEL
+    if options.batch_invariant:
+        return
+    cut = instance.cuttable and weigher.slices >= 2 * LEAST_SLICES
+    if cut and kind in (None, ScheduleKind.STREAM_K) and weigher.tiles % sms and weigher.tiles > sms:
+        yield from _STREAM_K
+    if cut and kind in (None, ScheduleKind.SPLIT_K):
+        for count in _split_pieces(weigher, sms, forced=kind is not None):
+            yield _SPLITS[count - 2]
+    if kind is ScheduleKind.STREAM_K and not (weigher.tiles % sms and weigher.tiles > sms):
+        yield _STREAM_K[0]
+    if cut and kind is None and weigher.tiles % sms:
+        yield STREAM_K_WALK
+
+
+def _split_pieces(weigher: Weigher, sms: int, *, forced: bool) -> list[int]:
+    """Numbers of pieces: a few, and those that fill one, two and four blocks an SM, and all that fit one."""
+    if weigher.tiles >= MANY_WAVES * sms and not forced:
+        return []
+    most = min(PIECE_BOUNDS[ScheduleKind.SPLIT_K][1], weigher.slices // LEAST_SLICES)
+    filling = [sms * blocks // weigher.tiles for blocks in (1, 2, 4, weigher.model.resident)]
+    found = {pieces for pieces in (*_FEW_PIECES, *filling) if 2 <= pieces <= most}
+    return sorted(found) or ([2] if forced else [])
+
+
+def bind(weigher: Weigher, k: int, schedule: Schedule, sms: int, options: PlanOptions) -> Decomposition:
+    """The decomposition that a schedule comes to for a weigher's tiles.
+
+    Whole tiles get a block each; where ``max_sms`` or CUDA's limit allows fewer blocks, so many blocks walk
+    over whole tiles instead, with the same bits: a tile is then one slice as deep as K.
+    """
+    tiles, capped = weigher.tiles, options.max_sms is not None
+    walkers = sms if capped else sms * weigher.model.resident
+    if schedule.kind is ScheduleKind.STREAM_K_WALK:
+        return decompose(tiles, k, weigher.depth, schedule, walkers)
+    if schedule.kind is ScheduleKind.DATA_PARALLEL and tiles > (sms if capped else MAX_BLOCKS):
+        return Decomposition(tiles, k, weigher.slices * weigher.depth, 0, 1, walkers)
+    return decompose(tiles, k, weigher.depth, schedule, sms, LEAST_SLICES)
+
+
+def why_useless(
+    weigher: Weigher, schedule: Schedule, cut: Decomposition, sms: int, options: PlanOptions
+) -> str | None:
+    """Why a bound schedule cannot, or may not, run; None when it can."""
+    instance = weigher.model.instance
+    if not instance.cuttable and cut.pieces > 1:
+        return "its tiles cannot be cut along K"
+    if not instance.cuttable and cut.walkers and cut.slices > 1:
+        return "its tiles cannot be cut along K, as a walk would"
+    if cut.blocks > MAX_BLOCKS:
+        return f"{cut.blocks:,} blocks are more than a launch can have ({MAX_BLOCKS:,})"
+    if options.max_sms is not None and cut.blocks > sms:
+        return f"{cut.blocks:,} blocks would use more than {sms} SMs"
+    if (needed := sum(workspace_of(instance, cut))) > options.workspace_limit:
+        return f"a workspace of {needed:,} bytes is more than the limit of {options.workspace_limit:,}"
+    return None

@@ -1,0 +1,263 @@
+"""The estimate: what the busiest SM does, what memory moves, what launching and combining add.
+
+The article's count is the core: the slices of the busiest SM under a schedule. A slice costs its
+multiply-adds, over the FP32 lanes, the share of issue slots and shared-memory passes that they get, and the
+warps there are to hide latency. Beside it stand the bytes that memory and the busiest SM must move; of the
+two the longer counts. A launch and, where tiles are cut, the workspace come on top.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tilewave.device.spec import DeviceSpec
+from tilewave.kernels.instances import Access, Instance
+from tilewave.planner.cost import moved_pieces
+from tilewave.planner.gemm.costs import GemmCosts
+from tilewave.planner.gemm.records import FLOAT_BYTES, GemmEstimate
+from tilewave.planner.gemm.resources import blocks_per_sm, why_it_cannot_run
+from tilewave.planner.schedules import Decomposition
+from tilewave.problem import GemmProblem, MatrixLayout
+
+_SECTOR = 8  # floats of a 32-byte sector, the least that memory moves
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What a problem must move, in bytes: each operand once, whole sectors where elements lie apart."""
+
+    a: int
+    b: int
+    outputs: int
+
+    @classmethod
+    def of(cls, problem: GemmProblem) -> Traffic:
+        """The traffic of a problem; operands that are never read count nothing."""
+        m, n, k = problem.m, problem.n, problem.k
+        a = _bytes(problem.a, m, k, problem.batch) if problem.product else 0
+        b = _bytes(problem.b, k, n, problem.batch) if problem.product else 0
+        outputs = _bytes(problem.out, m, n, problem.batch)
+        for layout in (problem.c, problem.bias, problem.preactivation):
+            if layout is not None:
+                outputs += _bytes(layout, m, n, problem.batch)
+        return cls(a, b, outputs)
+
+    @property
+    def total(self) -> int:
+        """Everything, once."""
+        return self.a + self.b + self.outputs
+
+
+def _bytes(layout: MatrixLayout, rows: int, columns: int, batch: tuple[int, ...]) -> int:
+    """Distinct elements' bytes: axes of stride 0 repeat elements, strides leave parts of sectors unused."""
+    count = FLOAT_BYTES
+    least = _SECTOR
+    for extent, stride in (
+        (rows, layout.row),
+        (columns, layout.column),
+        *zip(batch, layout.batch, strict=True),
+    ):
+        if stride == 0 or extent == 1:
+            continue
+        count *= extent
+        least = min(least, abs(stride))
+    return count * least
+
+
+def fma_share(instance: Instance, costs: GemmCosts) -> float:
+    """The share of its SM's FP32 rate that an instance's loop reaches with enough warps.
+
+    Per k step a warp issues tm x tn multiply-adds, its fragments' shared loads (a float4 each where operands
+    have an access width, else a float each), and its part of the copies. Shared memory serves a pass a clock
+    to four sub-partitions: a float4 of A takes two, one of B four, as measured on an H200 for 16-byte loads.
+    """
+    adds = instance.tm * instance.tn
+    if instance.a is None or instance.b is None:
+        loads = instance.tm + instance.tn
+        passes = loads
+    else:
+        a_loads, b_loads = -(-instance.tm // 4), -(-instance.tn // 4)
+        loads = a_loads + b_loads
+        passes = 2 * a_loads + 4 * b_loads
+    threads = max(1, instance.threads // instance.k_groups)
+    copies = _copies(instance.a, instance.bm, threads) + _copies(instance.b, instance.bn, threads)
+    issue = adds / (adds + loads + copies)
+    return costs.fma.value * min(issue, adds / (4 * passes))
+
+
+def _copies(access: Access | None, extent: int, threads: int) -> float:
+    """Copies of an operand that a thread issues per k step."""
+    width = FLOAT_BYTES if access is None else access.width
+    return extent * FLOAT_BYTES / width / threads
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceModel:
+    """An instance on a GPU: whether it runs, and what it costs; times in microseconds.
+
+    ``element`` is an SM's time per multiply-add with warps enough, ``warps`` what a block adds to a
+    sub-partition, ``resident`` the blocks that an SM holds.
+    """
+
+    instance: Instance
+    refusal: str | None
+    resident: int
+    element: float
+    warps: float
+
+    @classmethod
+    def of(cls, instance: Instance, spec: DeviceSpec, costs: GemmCosts) -> InstanceModel:
+        """The model of an instance on a GPU."""
+        refusal = why_it_cannot_run(instance, spec)
+        rate = spec.fp32_lanes_per_sm * spec.clock_mhz * fma_share(instance, costs)
+        return cls(
+            instance,
+            refusal,
+            0 if refusal else blocks_per_sm(instance, spec),
+            costs.factor(instance) / rate,
+            instance.threads / spec.warp_size / spec.sub_partitions,
+        )
+
+
+class Weigher:
+    """Estimates schedules of one problem for one instance on one GPU."""
+
+    __slots__ = (
+        "_block_bytes",
+        "_few",
+        "_launch",
+        "_memory",
+        "_out_bytes",
+        "_partial_rate",
+        "_round",
+        "_setup",
+        "_slice",
+        "_sm_rate",
+        "_sms",
+        "_tile_bytes",
+        "_walk",
+        "_warps",
+        "band",
+        "depth",
+        "model",
+        "slices",
+        "tiles",
+        "tiles_m",
+        "tiles_n",
+    )
+
+    def __init__(
+        self,
+        model: InstanceModel,
+        problem: GemmProblem,
+        traffic: Traffic,
+        spec: DeviceSpec,
+        sms: int,
+        costs: GemmCosts,
+    ) -> None:
+        instance = model.instance
+        self.model = model
+        self._sms = sms
+        self.tiles_m, self.tiles_n, groups = instance.tiles(problem)
+        self.tiles = self.tiles_m * self.tiles_n * groups
+        k = problem.k if problem.product else 0
+        self.depth = instance.bk
+        self.slices = max(1, -(-k // instance.bk))
+
+        # A block that computes less than its tile still runs whole warps of whole thread tiles.
+        items = min(instance.items, problem.batches)
+        rows, columns = min(instance.bm, problem.m), min(instance.bn, problem.n)
+        self._warps = model.warps
+        if instance.cuttable:
+            outputs, deep = instance.bm * instance.bn * instance.items, self.slices * instance.bk
+        else:
+            threads = items * -(-rows // instance.tm) * -(-columns // instance.tn)
+            warps = -(-min(threads, instance.threads) // spec.warp_size)
+            outputs, deep = warps * spec.warp_size * instance.tm * instance.tn, k
+            self._warps = warps / spec.sub_partitions
+        self._slice = (outputs * deep * model.element / self.slices) if problem.product else 0.0
+
+        # Bytes of a slice and of a tile's outputs, through L2.
+        per_item_a = items if any(problem.a.batch) else 1
+        per_item_b = items if any(problem.b.batch) else 1
+        self._block_bytes = FLOAT_BYTES * k * (rows * per_item_a + columns * per_item_b) / self.slices
+        self._out_bytes = traffic.outputs / max(1, self.tiles)
+        self._tile_bytes = FLOAT_BYTES * instance.bm * instance.bn * instance.items
+
+        self._few = costs.few_warps.value
+        self._launch = costs.launch.value
+        self._setup = costs.combining.value
+        self._walk = costs.walk.value
+        self._partial_rate = spec.bandwidth_gb_s * 1e3 * costs.partials.value
+        self._sm_rate = spec.clock_mhz * costs.sm_bytes.value
+        groups_sum = 2 * instance.k_groups * instance.bm * instance.bn / 32 if instance.k_groups > 1 else 0
+        self._round = (costs.round.value + groups_sum) / spec.clock_mhz
+
+        self.band = self._band(problem, sms * max(1, model.resident))
+        moved = traffic.total + self._read_again(problem, traffic, spec.l2_bytes * costs.l2.value)
+        # A part of the GPU draws no more than its SMs can.
+        rate = min(spec.bandwidth_gb_s * 1e3 * costs.bandwidth.value, sms * self._sm_rate)
+        self._memory = moved / rate
+
+    def _band(self, problem: GemmProblem, resident: int) -> int:
+        """Tile rows of a band, so that what runs together covers a patch that is close to square."""
+        if not problem.product or self.tiles_m == 1 or self.tiles_n == 1:
+            return 1
+        instance = self.model.instance
+        wave = min(resident, self.tiles_m * self.tiles_n)
+        return min(self.tiles_m, max(1, round(math.sqrt(wave * instance.bn / instance.bm))))
+
+    def _read_again(self, problem: GemmProblem, traffic: Traffic, kept: float) -> float:
+        """Bytes of B that are read once more for every further band of tile rows, where L2 does not keep
+        them."""
+        if not problem.product or self.tiles_m <= self.band:
+            return 0.0
+        items = max(1, problem.batches)
+        band_share = self.band / self.tiles_m
+        if (traffic.b + traffic.a * band_share) / items <= kept:
+            return 0.0
+        return (-(-self.tiles_m // self.band) - 1) * float(traffic.b)
+
+    def least(self) -> float:
+        """What no schedule can beat: all work spread evenly, with all warps, and memory's time."""
+        warps = self.model.resident * self._warps
+        compute = self.tiles * self.slices * self._slice / self._sms * (1 + self._few / warps)
+        return self._launch + max(compute * min(1.0, self._walk), self._memory)
+
+    def key(self, cut: Decomposition) -> tuple[float, float]:
+        """Predicted microseconds, and those of the arithmetic, which tell apart what memory makes equal."""
+        return self._parts(cut)[:2]
+
+    def estimate(self, cut: Decomposition) -> GemmEstimate:
+        """The prediction with its parts."""
+        return GemmEstimate(*self._parts(cut))
+
+    def _parts(self, cut: Decomposition) -> tuple[float, float, float, float, float]:
+        sms, model = self._sms, self.model
+        if cut.blocks == 0:
+            return 0.0, 0.0, 0.0, 0.0, 0.0
+        busiest = cut.busiest_slices(sms) * self.slices // cut.slices
+        on_sm = -(-cut.blocks // sms)
+        full, rest = divmod(on_sm, model.resident)
+        # The inverse of w / (w + few), averaged over blocks: those of full rounds, and those of the last.
+        slowdown = full * (model.resident + self._few / self._warps)
+        if rest:
+            slowdown += rest + self._few / self._warps
+        compute = busiest * self._slice * slowdown / on_sm
+        if cut.walkers and cut.slices > 1:
+            compute *= self._walk
+        rounds = full + (rest > 0)
+        if cut.walkers:
+            rounds = -(-busiest // self.slices)
+        compute += (rounds - 1) * self._round / model.resident
+        tiles_on_sm = -(-cut.tiles // sms)
+        through_l2 = (busiest * self._block_bytes + tiles_on_sm * self._out_bytes) / self._sm_rate
+        memory = max(self._memory, through_l2)
+        combining = 0.0
+        if cut.slots and cut.slices > 1:
+            everyone = 2 * cut.slots * self._tile_bytes / self._partial_rate
+            busiest_sm = moved_pieces(cut, sms) * self._tile_bytes / self._sm_rate
+            combining = self._setup + max(everyone, busiest_sm)
+        launch = self._launch
+        return launch + max(compute, memory) + combining, compute, memory, combining, launch
