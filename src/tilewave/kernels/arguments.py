@@ -52,8 +52,15 @@ def pack_arguments(
     pointers: Pointers,
     alpha: float = 1.0,
     beta: float = 0.0,
+    *,
+    depth: int | None = None,
 ) -> bytes:
-    """The bytes of GemmArgs. ``problem`` has at most `BATCH_LEVELS` batch axes."""
+    """The bytes of GemmArgs. ``problem`` has at most `BATCH_LEVELS` batch axes.
+
+    ``depth`` is that of the kernel's slices, by which it steps along K; it is the cut's unless the plan takes
+    all of K for one slice, so that blocks walk over whole tiles.
+    """
+    step = cut.depth if depth is None else depth
     values: list[int | float] = []
     for address, layout in (
         (pointers.a, problem.a),
@@ -67,7 +74,7 @@ def pack_arguments(
     values += (problem.m, problem.n, problem.k, *_padded(problem.batch, 1))
     values += (cut.tiles, cut.k, cut.depth, cut.whole_tiles, cut.pieces, cut.walkers)
     values += (raster.tiles_m, raster.tiles_n, raster.band, pointers.partials, pointers.tickets)
-    values += (4 * cut.depth * problem.a.column, 4 * cut.depth * problem.b.row)
+    values += (4 * step * problem.a.column, 4 * step * problem.b.row)
     values += (alpha, beta, int(problem.activation), _flags(problem))
     return _LAYOUT.pack(*values)
 

@@ -101,7 +101,7 @@ def run_plan(
         kernel.symbol,
         (plan.blocks, 1, 1),
         (instance.threads, 1, 1),
-        [pack_arguments(plan.problem, plan.cut, plan.raster, bound, alpha, beta)],
+        [pack_arguments(plan.problem, plan.cut, plan.raster, bound, alpha, beta, depth=instance.bk)],
         memory,
         dynamic_shared_bytes=instance.shared_bytes,
         **options,

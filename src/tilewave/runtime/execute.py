@@ -60,7 +60,10 @@ def launch_plan(
             tickets, partials = _workspace(plan, device, stream, workspace)
             pointers = replace(pointers, tickets=tickets, partials=partials)
         block = ctypes.create_string_buffer(
-            pack_arguments(plan.problem, plan.cut, plan.raster, pointers, alpha, beta), GEMM_ARGS_BYTES
+            pack_arguments(
+                plan.problem, plan.cut, plan.raster, pointers, alpha, beta, depth=plan.instance.bk
+            ),
+            GEMM_ARGS_BYTES,
         )
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(block))
         instance = plan.instance
