@@ -27,7 +27,7 @@ from tilewave.lab.power.records import (
 )
 from tilewave.lab.power.rounds import plan_rounds, run_rounds
 from tilewave.lab.power.table import print_run
-from tilewave.lab.power.verdict import judged, throttle_notes
+from tilewave.lab.power.verdict import check_comparable, identity, judged, throttle_notes
 from tilewave.lab.power.watch import Blind, SamplingThread, open_nvml
 from tilewave.lab.registry import Rung, get_rung
 from tilewave.runtime.driver import probe
@@ -56,10 +56,7 @@ def power_command(
     else:
         wanted = DEFAULT_SECONDS if seconds is None else seconds
         plan_rounds(wanted, _MOST_LOADS)  # refuses a length that is too short before anything is set up
-        chosen = None if rung is None else get_rung(rung)
-        sizes = options.parse_sizes(str(DEFAULT_SIZE) if size is None else size)
-        if len(sizes) != 1:
-            raise UsageError(f"size {size!r}: one size is accepted")
+        chosen, one_size = _choose(rung, size, earlier)
         if path is not None:
             options.check_writable(path)
         found = probe()
@@ -67,12 +64,27 @@ def power_command(
             raise DeviceError(f"a power run needs a GPU: {found.reason}; --from FILE shows one that was made")
         gpu, spec, notice = open_gpu()
         console.print(notice, style="bold")
-        run = measure_run(gpu, spec, chosen, sizes[0], wanted, console)
+        if chosen is not None:  # what cannot be compared afterwards is not measured first
+            baseline = None if gpu.baseline is None else gpu.baseline.name
+            mine = identity(spec.name, one_size, chosen.number, baseline)
+            for other in earlier:
+                check_comparable(mine, other)
+        run = measure_run(gpu, spec, chosen, one_size, wanted, console)
     run = judged(run, earlier)
     print_run(run, console)
     if path is not None:
         save_power_run(run, path)
         console.print(f"The run is in {path}.", markup=False)
+
+
+def _choose(rung: str | None, size: str | None, earlier: Sequence[PowerRun]) -> tuple[Rung | None, int]:
+    """The rung (None: the fastest) and N; those of the earlier run unless others are asked for."""
+    chosen = get_rung(rung) if rung is not None else get_rung(earlier[0].rung) if earlier else None
+    default = earlier[0].size if earlier else DEFAULT_SIZE
+    sizes = options.parse_sizes(str(default) if size is None else size)
+    if len(sizes) != 1:
+        raise UsageError(f"size {size!r}: one size is accepted")
+    return chosen, sizes[0]
 
 
 def measure_run(

@@ -143,13 +143,13 @@ def _ranked(
 ) -> list[Rung]:
     """The rungs, fastest first. Their results are not looked at: the one that is chosen is checked later."""
     stream = Stream(gpu.device)
-    matrices = [DeviceArray.empty(gpu.device, (size, size)) for _ in range(3)]
-    for matrix in matrices:
+    a, b, c = (DeviceArray.empty(gpu.device, (size, size)) for _ in range(3))
+    for matrix in (a, b, c):
         matrix.poison()
     launches: dict[str, PreparedLaunch] = {}
     for rung in rungs:
         program, kernel, _ = emulate.build(rung, spec, arch, size)
-        launches[rung.title] = prepare(Candidate(rung, program, kernel, spec), gpu.device, stream, *matrices)
+        launches[rung.title] = prepare(Candidate(rung, program, kernel, spec), gpu.device, stream, a, b, c)
     contenders = [Contender(title, launch) for title, launch in launches.items()]
     timings = interleave(
         contenders, EventStopwatch(gpu.device, stream), rounds=3, minimum_sample_ms=5.0, warm_up_ms=20.0

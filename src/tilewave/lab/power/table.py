@@ -57,6 +57,10 @@ def facts(run: PowerRun) -> list[str]:
             f"Multiply-adds on registers alone reach {peak:.1f} TFLOP/s, {peak / run.peak_tflops:.1%} of the "
             f"{run.peak_tflops:.1f} that the clock allows."
         )
+    if all(summary.between_runs is None for summary in run.summaries):
+        lines.append(
+            "This is one run: what varies from run to run is not in its spreads (--compare adds one)."
+        )
     clocks = [s.sm_clock_mhz for s in run.samples if s.contender and s.sm_clock_mhz is not None]
     watts = [s.power_w for s in run.samples if s.contender and s.power_w is not None]
     if clocks and watts:

@@ -28,7 +28,7 @@ def judged(run: PowerRun, earlier: Sequence[PowerRun] = ()) -> PowerRun:
     of them cannot be compared, and why.
     """
     for other in earlier:
-        check_comparable(run, other)
+        check_comparable(identity_of(run), other)
     summaries = tuple(summaries_of(run.repeats, earlier))
     compared = replace(run, summaries=summaries)
     keys = {(summary.contender, summary.data) for summary in summaries}
@@ -38,16 +38,23 @@ def judged(run: PowerRun, earlier: Sequence[PowerRun] = ()) -> PowerRun:
     return replace(compared, verdicts=verdicts)
 
 
-def check_comparable(run: PowerRun, other: PowerRun) -> None:
-    """Refuse an earlier run of other contenders, another size or another GPU."""
-    for what, mine, theirs in (
-        ("GPU", run.device, other.device),
-        ("N", run.size, other.size),
-        ("rung", run.rung, other.rung),
-        ("cuBLAS", run.names.get(CUBLAS, "none"), other.names.get(CUBLAS, "none")),
-    ):
-        if mine != theirs:
-            raise UsageError(f"these runs cannot be compared: {what} is {mine} here and {theirs} there")
+def identity(device: str, size: int, rung: int, cublas: str | None) -> dict[str, object]:
+    """What two runs must have in common to be compared."""
+    return {"GPU": device, "N": size, "rung": rung, "cuBLAS": cublas or "none"}
+
+
+def identity_of(run: PowerRun) -> dict[str, object]:
+    """`identity` of a run."""
+    return identity(run.device, run.size, run.rung, run.names.get(CUBLAS))
+
+
+def check_comparable(mine: Mapping[str, object], other: PowerRun) -> None:
+    """Refuse an earlier run of other contenders, another size or another GPU than `identity` says."""
+    for what, theirs in identity_of(other).items():
+        if mine[what] != theirs:
+            raise UsageError(
+                f"these runs cannot be compared: {what} is {mine[what]} here and {theirs} in the earlier one"
+            )
 
 
 def summaries_of(repeats: Sequence[Repeat], earlier: Sequence[PowerRun] = ()) -> list[Summary]:
@@ -159,9 +166,9 @@ def _words(
 def _percent(share: float) -> str:
     """A share for people, with two digits that count."""
     percent = 100 * share
-    return (
-        f"{percent:.1f} %" if percent >= 1 else f"{percent:.2f} %" if percent >= 0.01 else "less than 0.01 %"
-    )
+    if percent < 0.01:
+        return "less than 0.01 %"
+    return f"{percent:.{1 if percent >= 1 else 2 if percent >= 0.1 else 3}f} %"
 
 
 def throttle_notes(names: Mapping[str, str], samples: Sequence[Sample]) -> list[str]:
