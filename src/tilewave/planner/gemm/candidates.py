@@ -45,14 +45,19 @@ def schedules_for(weigher: Weigher, sms: int, options: PlanOptions) -> Iterator[
     if options.batch_invariant:
         return
     cut = instance.cuttable and weigher.slices >= 2 * LEAST_SLICES
-    if cut and kind in (None, ScheduleKind.STREAM_K) and weigher.tiles % sms and weigher.tiles > sms:
-        yield from _STREAM_K
-    if cut and kind in (None, ScheduleKind.SPLIT_K):
-        for count in _split_pieces(weigher, sms, forced=kind is not None):
-            yield _SPLITS[count - 2]
-    if kind is ScheduleKind.STREAM_K and not (weigher.tiles % sms and weigher.tiles > sms):
-        yield _STREAM_K[0]
-    if cut and kind is None and weigher.tiles % sms:
+    incomplete = weigher.tiles > sms and weigher.tiles % sms != 0
+    if kind in (None, ScheduleKind.STREAM_K):
+        if cut and incomplete:
+            yield from _STREAM_K
+        elif kind is not None:
+            yield _STREAM_K[0]
+    if kind in (None, ScheduleKind.SPLIT_K):
+        if cut:
+            for count in _split_pieces(weigher, sms, forced=kind is not None):
+                yield _SPLITS[count - 2]
+        elif kind is not None:
+            yield _SPLITS[0]
+    if kind is None and cut and weigher.tiles % sms:
         yield STREAM_K_WALK
 
 
