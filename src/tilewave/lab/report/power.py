@@ -9,7 +9,7 @@ from tilewave.lab.records import Ladder
 from tilewave.lab.report.parts import Panel, Part, Table
 from tilewave.lab.report.svg import WIDTH, Drawing, round_ticks
 
-_LEFT, _TOP, _PLOT = 40.0, 40.0, 120.0
+_LEFT, _RIGHT, _TOP, _PLOT = 40.0, WIDTH - 10.0, 40.0, 120.0
 _BANDS = {OURS: "f-sky", CUBLAS: "f-yellow", FFMA: "f-green"}
 
 
@@ -88,7 +88,7 @@ def _frame(
     )
 
     def x(seconds: float) -> float:
-        return _LEFT + (WIDTH - _LEFT - 4) * seconds / last
+        return _LEFT + (_RIGHT - _LEFT) * seconds / last
 
     def y(value: float) -> float:
         return bottom - _PLOT * (value - low) / ((high - low) or 1.0)
@@ -138,7 +138,7 @@ def _series(
     drawing, x, y = _frame(run, name, title, unit, low, high, about)
     _rulers(drawing, y, low, high)
     if limit:
-        drawing.path([(_LEFT, y(limit)), (WIDTH - 4, y(limit))], "s-hot dash")
+        drawing.path([(_LEFT, y(limit)), (_RIGHT, y(limit))], "s-hot dash")
         drawing.text(_LEFT + 3, y(limit) - 4, f"limit {limit:,.0f}", "muted")
     drawing.path([(x(seconds), y(value)) for seconds, value in values], "s-ink")
     return Panel(drawing, about)
@@ -162,7 +162,7 @@ def _rates(run: PowerRun) -> Panel:
 
 def _rulers(drawing: Drawing, y: Callable[[float], float], low: float, high: float) -> None:
     for tick in round_ticks(high - low, 4):
-        drawing.line(_LEFT, y(low + tick), WIDTH - 4, y(low + tick), "rule")
+        drawing.line(_LEFT, y(low + tick), _RIGHT, y(low + tick), "rule")
         drawing.text(_LEFT - 4, y(low + tick) + 4, f"{low + tick:,.0f}", "muted", "end")
 
 

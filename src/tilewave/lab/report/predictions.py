@@ -31,7 +31,7 @@ _COMPARED = (
 """Figures of a profile that emulator and profiler count alike (instructions are PTX here, SASS there)."""
 
 _VERDICTS = {True: "holds", False: "differs", None: "not judged"}
-_LEFT = 150.0
+_LEFT, _RIGHT = 150.0, WIDTH - 18.0
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ def _strips(name: str, title: str, strips: Sequence[tuple[str, list[Mark]]]) -> 
     widest = max(abs(math.log2(mark.ratio)) for _, marks in strips for mark in marks)
     span = next((s for s in (0.05, 0.2, 0.5, 1.0, 2.0) if widest <= s), math.ceil(widest))
     bottom = top + step * len(strips)
-    middle, half = (_LEFT + WIDTH - 10) / 2, (WIDTH - 10 - _LEFT) / 2
+    middle, half = (_LEFT + _RIGHT) / 2, (_RIGHT - _LEFT) / 2
     ranges = "; ".join(
         f"{label} {min(m.ratio for m in marks):.2f} to {max(m.ratio for m in marks):.2f}"
         for label, marks in strips

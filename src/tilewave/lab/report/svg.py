@@ -16,6 +16,8 @@ from pathlib import Path
 from xml.etree import ElementTree as Xml
 
 WIDTH = 360
+MARGIN = 10
+"""Paper around a picture in a file of its own."""
 CHARACTER = 6.3
 """An upper estimate of the mean width of a character of small text."""
 
@@ -88,12 +90,14 @@ class Drawing:
     def standalone(self) -> str:
         """The picture for a file of its own: in light colours, on paper."""
         root = self._root()
-        root.set("width", number(self.width))
-        root.set("height", number(self.height))
+        width, height = (number(extent + 2 * MARGIN) for extent in (self.width, self.height))
+        root.set("viewBox", f"{-MARGIN} {-MARGIN} {width} {height}")
+        root.set("width", width)
+        root.set("height", height)
         style = Xml.Element("style")
         style.text = with_colours(picture_style(), LIGHT)
         root.insert(2, style)
-        paper = {"width": "100%", "height": "100%", "class": "f-paper"}
+        paper = {"x": f"{-MARGIN}", "y": f"{-MARGIN}", "width": width, "height": height, "class": "f-paper"}
         root.insert(3, Xml.Element("rect", paper))
         return _serialise(root)
 

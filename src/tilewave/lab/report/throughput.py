@@ -18,9 +18,7 @@ def throughput(ladder: Ladder) -> Part:
     part = Part(
         "throughput",
         "Throughput",
-        "Every rung computes the same product in true FP32; what changes is how the work is arranged. Bars "
-        "are medians over rounds in which all contenders take turns, whiskers the slowest and the fastest "
-        "round, and the dashed line is the library. Percentages are shares of it.",
+        "Every rung computes the same product in true FP32; what changes is how the work is arranged.",
     )
     timed = [row for row in ladder.rows if row.speed is not None]
     if not timed:
@@ -29,6 +27,10 @@ def throughput(ladder: Ladder) -> Part:
             "Run `tilewave ladder --json FILE` on a GPU and give FILE to see them."
         )
     else:
+        part.lead += (
+            " Bars are medians over rounds in which all contenders take turns, whiskers the slowest and the "
+            "fastest round, and the dashed line is the library. Percentages are shares of it."
+        )
         part.panels += [_size_panel(ladder, size) for size in sorted({row.size for row in timed})]
         gains = _gains(ladder)
         if gains:
