@@ -1,1 +1,33 @@
-"""tilewave: single-precision matrix multiply for NVIDIA GPUs."""
+"""tilewave: single-precision matrix multiply for NVIDIA GPUs.
+
+The public names are loaded when they are first used, so that importing the package costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tilewave.api import gemm as gemm
+    from tilewave.api import matmul as matmul
+
+_HOMES = {
+    "gemm": "tilewave.api",
+    "matmul": "tilewave.api",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'tilewave' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -11,6 +11,14 @@ class UsageError(TilewaveError, ValueError):
     """A request that makes no sense: an unknown name, a size out of range, an unwritable output."""
 
 
+class OperandTypeError(TilewaveError, TypeError):
+    """An operand that is no float32 array: the message names it and the cast to make."""
+
+
+class NotBuiltError(TilewaveError, NotImplementedError):
+    """Something that tilewave means to offer and does not offer yet."""
+
+
 class ToolchainError(TilewaveError):
     """NVRTC or the driver is missing, too old, or does not know the device."""
 

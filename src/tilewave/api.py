@@ -1,0 +1,106 @@
+"""The front door: products of arrays wherever they lie."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilewave.call import GemmCall, collect
+from tilewave.host import run_on_host
+from tilewave.on_device import run_on_device
+from tilewave.planner.gemm.options import PlanOptions
+from tilewave.problem import Activation, Precision
+
+
+def matmul(
+    a: Any,
+    b: Any,
+    /,
+    *,
+    out: Any = None,
+    precision: Precision | str = Precision.IEEE,
+    stream: Any = None,
+) -> Any:
+    """The matrix product of two float32 arrays, by the rules of `numpy.matmul`.
+
+    ``a`` is (..., M, K) or (K,), ``b`` is (..., K, N) or (K,); leading axes broadcast, and a vector's axis is
+    missing in the result. Both lie on one GPU (PyTorch, CuPy, JAX, or anything with ``__dlpack__`` or
+    ``__cuda_array_interface__``) or on the host, with any strides; so does the result, an array of the
+    library of ``a``. ``out`` receives the result instead and is returned; it may overlap an operand.
+
+    ``precision="ieee"`` is float32 products and float32 sums, whatever switches the libraries have. Work is
+    submitted to ``stream``, by default the current stream of the library of the operands, and not waited for.
+
+    Raises ``OperandTypeError`` (a ``TypeError``) for anything but float32 arrays and ``UsageError`` (a
+    ``ValueError``) for shapes that do not fit; nothing is written then.
+    """
+    return _execute(collect(a, b, out=out, precision=precision, stream=stream), PlanOptions(), None)
+
+
+def gemm(
+    a: Any,
+    b: Any,
+    c: Any = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    bias: Any = None,
+    bias_axis: int = -1,
+    activation: Activation | str | None = None,
+    return_preactivation: bool = False,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    out: Any = None,
+    precision: Precision | str = Precision.IEEE,
+    schedule: Any = None,
+    deterministic: bool = True,
+    batch_invariant: bool = False,
+    max_sms: int | None = None,
+    workspace: Any = None,
+    stream: Any = None,
+) -> Any:
+    """activation(alpha * A B + beta * C + bias), the gemm of BLAS with its last steps fused.
+
+    Shapes are those of `matmul`; ``transpose_a`` and ``transpose_b`` exchange an operand's last two axes
+    first. ``c`` broadcasts to the result; it is not read where ``beta`` is 0, the default. ``a`` and ``b``
+    are not read where ``alpha`` is 0. ``bias`` is a vector along axis ``bias_axis`` of the result, -1 (one
+    value a column) or -2 (one a row), possibly with batch axes before. ``activation`` is None, "relu", "gelu"
+    (with erf), "gelu_tanh" or "silu". With ``return_preactivation`` the answer is a pair: the result, and
+    what the activation was applied to.
+
+    ``out`` may be ``c`` itself (in place); where it overlaps an operand otherwise, the result is made in
+    temporary memory and copied. ``schedule``, ``deterministic``, ``batch_invariant`` and ``max_sms`` are the
+    planner's (`PlanOptions`); they mean nothing on the host. ``workspace`` is memory of the caller's on the
+    same GPU for partial sums, in place of tilewave's pool, or the most bytes that may be used of that.
+
+    Raises as `matmul` does.
+    """
+    call = collect(
+        a,
+        b,
+        c,
+        alpha=alpha,
+        beta=beta,
+        bias=bias,
+        bias_axis=bias_axis,
+        activation=activation,
+        return_preactivation=return_preactivation,
+        transpose_a=transpose_a,
+        transpose_b=transpose_b,
+        out=out,
+        precision=precision,
+        stream=stream,
+    )
+    limits: dict[str, Any] = {}
+    memory = None
+    if isinstance(workspace, int):
+        limits["workspace_limit"] = workspace
+    elif workspace is not None:
+        memory = workspace
+    options = PlanOptions(schedule, deterministic, batch_invariant, max_sms, **limits)
+    return _execute(call, options, memory)
+
+
+def _execute(call: GemmCall, options: PlanOptions, workspace: Any) -> Any:
+    if call.device is None:
+        return run_on_host(call)
+    return run_on_device(call, options, workspace)

@@ -1,0 +1,65 @@
+"""Results in the library of the operands: memory for them on a GPU, and host results handed back."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilewave.arrays import torch_stream
+
+
+def empty_on_device(framework: str, shape: tuple[int, ...], device: int, stream: int) -> Any:
+    """Uninitialised float32 memory on a GPU, allocated by ``framework`` in the order of ``stream``.
+
+    PyTorch's and CuPy's pools reuse memory within a stream without waiting, so that memory for work on
+    another stream than their current one is taken from that stream's pool.
+    """
+    if framework == "torch":
+        torch = sys.modules["torch"]
+        with _torch_on(torch, device, stream):
+            return torch.empty(shape, dtype=torch.float32, device=f"cuda:{device}")
+    if framework == "cupy":
+        cupy = sys.modules["cupy"]
+        with _cupy_on(cupy, device, stream):
+            return cupy.empty(shape, dtype=np.float32)
+    from tilewave.runtime.shared import SharedArray
+
+    return SharedArray.allocate(shape, device, stream)
+
+
+def finished(framework: str, array: Any) -> Any:
+    """What the caller is given for memory of `empty_on_device`: JAX takes it over, the others have it."""
+    return sys.modules["jax"].dlpack.from_dlpack(array) if framework == "jax" else array
+
+
+def from_host(framework: str, array: NDArray[np.float32]) -> Any:
+    """A result on the host in the library of the operands."""
+    if framework == "torch":
+        return sys.modules["torch"].from_numpy(array)
+    if framework == "jax":
+        return sys.modules["jax"].numpy.asarray(array)
+    return array if array.ndim else array[()]  # NumPy's own functions return a scalar here
+
+
+@contextlib.contextmanager
+def _torch_on(torch: Any, device: int, stream: int) -> Iterator[None]:
+    if stream == torch_stream(device):
+        yield
+        return
+    with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=f"cuda:{device}")):
+        yield
+
+
+@contextlib.contextmanager
+def _cupy_on(cupy: Any, device: int, stream: int) -> Iterator[None]:
+    with cupy.cuda.Device(device):
+        if stream == int(cupy.cuda.get_current_stream().ptr):
+            yield
+            return
+        with cupy.cuda.ExternalStream(stream, device):
+            yield

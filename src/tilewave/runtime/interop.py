@@ -1,0 +1,57 @@
+"""Between tilewave and the libraries that own the arrays: which GPU, which stream, whose memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilewave.device.driver import bindings
+from tilewave.errors import UsageError
+from tilewave.runtime import driver
+from tilewave.runtime.kernels import gpu_state
+
+
+def device_of_pointer(address: int) -> int:
+    """The number of the GPU whose memory holds ``address``."""
+    driver.require_gpu()
+    attribute = bindings().CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    return int(driver._call("cuPointerGetAttribute", attribute, address))
+
+
+def wait_for(stream: int, producer: int, device: int) -> None:
+    """Let ``stream`` begin what is submitted to it next only after what ``producer`` holds now. Nothing
+    blocks.
+
+    Both are raw handles: 0 and 1 are the legacy default stream, 2 is the calling thread's.
+    """
+    legacy = (0, 1)
+    if stream == producer or (stream in legacy and producer in legacy):
+        return
+    with gpu_state(device).context():
+        event = driver._call("cuEventCreate", 2)  # without timing
+        try:
+            driver._call("cuEventRecord", event, producer)
+            driver._call("cuStreamWaitEvent", stream, event, 0)
+        finally:
+            driver._call("cuEventDestroy", event)
+
+
+def stream_handle(stream: Any) -> int:
+    """The raw handle of a stream: an int, a stream of PyTorch or CuPy, or anything with
+    ``__cuda_stream__``.
+    """
+    if isinstance(stream, int) and not isinstance(stream, bool):
+        handle: Any = stream
+    elif hasattr(stream, "__cuda_stream__"):
+        protocol = stream.__cuda_stream__
+        version, handle = protocol() if callable(protocol) else protocol
+        if version != 0:
+            raise UsageError(f"stream speaks version {version} of __cuda_stream__; accepted is version 0")
+    else:
+        names = ("cuda_stream", "ptr", "handle")  # PyTorch, CuPy, tilewave
+        handle = next((getattr(stream, name) for name in names if hasattr(stream, name)), None)
+    if not isinstance(handle, int) or isinstance(handle, bool) or handle < 0:
+        raise UsageError(
+            f"stream is {stream!r}; accepted are a handle (an int), a stream of PyTorch or CuPy, or an "
+            "object with __cuda_stream__"
+        )
+    return handle
