@@ -61,13 +61,12 @@ def _probe(probe: Probe, findings: Findings) -> Iterator[str]:
     yield from _predictions(probe, findings)
     if findings.tables:
         yield from ("", "```", *findings.tables, "```")
-    said: set[str] = set()
     for at in findings.sizes:
         yield ""
-        yield f"N = {at.size}:"
+        heading = f"N = {at.size}: "
+        yield heading.strip()
         yield ""
-        yield from (f"- {line}" for line in at.words if line not in said)
-        said |= {line for line in at.words if "N =" in line}
+        yield from (f"- {line.removeprefix(heading)}" for line in at.words)
         for variant in probe.variants:
             told = stalls_told(at.profiled.get(variant.key, {}))
             if told:

@@ -36,8 +36,10 @@ if TYPE_CHECKING:
     from tilewave.lab.ladder import Gpu
     from tilewave.runtime.driver import Device, DeviceArray, PreparedLaunch, Stream
 
-#: Counters are taken at this N, or at the size asked for if that is smaller: ratios need no large one.
+#: Counters are taken at this N, or at a smaller one that fits the size asked for: ratios need no large one.
 COUNTED_SIZE = 1024
+#: What is predicted is predicted for whole tiles and slices: every rung's divide this.
+WHOLE_TILES = 256
 ROUNDS = 5
 CHECKED_ROWS = 64
 _SHARED_STEP = 1024
@@ -46,6 +48,11 @@ _SHARED_STEP = 1024
 def get_probe(name: str) -> Probe:
     """The probe of this name; raises ``UsageError`` that lists the names there are."""
     return by_name(PROBES, name)
+
+
+def counted_size(sizes: Sequence[int]) -> int:
+    """The N at which a probe of these sizes is counted: whole tiles, and no more than need be."""
+    return min(COUNTED_SIZE, -(-min(sizes) // WHOLE_TILES) * WHOLE_TILES)
 
 
 def dynamic_shared_for(variant: Variant, kernel: Kernel, spec: DeviceSpec) -> int:
@@ -109,7 +116,7 @@ def run_probes(
     tasks = []
     for probe in probes:
         wanted = tuple(sizes) if sizes else probe.sizes(spec)
-        findings = Findings(probe.name, min(COUNTED_SIZE, *wanted))
+        findings = Findings(probe.name, counted_size(wanted))
         findings.sizes = [SizeFindings(size) for size in wanted]
         if probe.tables is not None:
             findings.tables = probe.tables()

@@ -160,7 +160,7 @@ def _label(variant: Variant) -> str:
 def _kernels(probe: Probe, findings: Findings) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("kernel")
-    for heading in ("regs", "spills", "blocks/SM", "passes/read", "passes/write"):
+    for heading in ("regs", "spills", "blocks\nper SM", "passes\nper read", "passes\nper write"):
         table.add_column(heading, justify="right")
     table.add_column("the article")
     for variant in probe.variants:
@@ -182,7 +182,7 @@ def _figure(value: float | None) -> str:
 def _expectations(probe: Probe, findings: Findings) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("kernel")
-    table.add_column(f"figure at N = {findings.counted_size}")
+    table.add_column(f"figure at\nN = {findings.counted_size}")
     for heading in ("predicted", "emulator", "hardware"):
         table.add_column(heading, justify="right")
     table.add_column("why")

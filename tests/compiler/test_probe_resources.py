@@ -1,0 +1,28 @@
+"""Probes whose kernels must not differ in what the compiler makes of them; runs with both compilers."""
+
+from __future__ import annotations
+
+import pytest
+
+from tilewave.compiler import compile_source
+from tilewave.lab.probe_catalog import PROBES
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90", "sm_121"])
+def test_the_same_slice_takes_the_registers_and_spills_of_every_slice(arch: str) -> None:
+    """What the probe shows is then memory's doing alone, not the compiler's."""
+    probe = PROBES["same-slice"]
+    programs = {
+        variant.key: compile_source(variant.rung.source(), variant.rung.entries, arch)
+        for variant in probe.variants
+    }
+    masked, same = programs["masked"], programs["same-slice"]
+    assert masked.kernels.keys() == same.kernels.keys()
+    for name, kernel in masked.kernels.items():
+        assert kernel.resources == same.kernels[name].resources
+    assert masked.cubin != same.cubin
+    # And the rung itself is as good as either.
+    own = programs["rung-12"].kernels[probe.variants[0].rung.entry].resources
+    masked_own = masked.kernels[probe.variants[0].rung.entry].resources
+    assert abs(own.registers - masked_own.registers) <= 1
+    assert own.spill_store_bytes == masked_own.spill_store_bytes
