@@ -160,7 +160,7 @@ def _panel(
         f"{found.what}: SMs over time, {size} on {sms} SMs",
         f"{found.cut.tiles} tiles of {found.tile[0]} x {found.tile[1]} in {found.cut.blocks} blocks on "
         f"{sms} SMs{pieces}; SMs are busy {found.busy:.0%} of the time.",
-        bottom + 30,
+        bottom + 34,
     )
     drawing.text(0, 14, found.what, "bold")
     drawing.text(0, 30, f"rung {found.rung.number:02d}, {size}, {sms} SMs", "muted")
