@@ -1,0 +1,94 @@
+"""Large tiles, for products that fill the GPU with them: 16 x 8 outputs a thread, slices eight deep."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from tilewave.kernels.access import WIDTHS, common_access, unsuited
+from tilewave.kernels.instances import Access, Contiguous, Instance
+from tilewave.problem import GemmProblem
+
+name = "large_tile"
+
+_DEPTH = 8
+_STAGE_BYTES = 16384
+_TASK_BYTES = 256
+#: Warps of 64 x 64 outputs along M and N, blocks an SM, and what the tile is there for.
+_TILES = (
+    (2, 4, 1, "the fewest loads from shared memory a multiply-add, for wide products"),
+    (4, 2, 1, "the fewest loads from shared memory a multiply-add, for tall products"),
+    (2, 2, 2, "half the tile: fuller waves and less waste at the edges, two blocks an SM"),
+)
+_WORDS = {
+    16: "operands on 16 bytes",
+    8: "even lengths and strides",
+    4: "odd lengths, any strides",
+}
+
+
+def _instance(warps_m: int, warps_n: int, blocks: int, reason: str, a: Access, b: Access) -> Instance:
+    bm, bn = 64 * warps_m, 64 * warps_n
+    letters = layout_letters(a.contiguous, b.contiguous)
+    flags = f"{_flag(a)}, {a.width}, {_flag(b)}, {b.width}"
+    return Instance(
+        name=f"{name}_{bm}x{bn}_{letters}_{a.width}",
+        family=name,
+        header="kernels/large_tile.cuh",
+        entry=f"tilewave::large_tile<{warps_m}, {warps_n}, {blocks}, {flags}>",
+        bm=bm,
+        bn=bn,
+        bk=_DEPTH,
+        tm=16,
+        tn=8,
+        threads=32 * warps_m * warps_n,
+        shared_bytes=2 * _STAGE_BYTES + _TASK_BYTES,
+        a=a,
+        b=b,
+        reason=f"{reason}; layout {letters.upper()}, {_WORDS[a.width]}",
+    )
+
+
+def layout_letters(a: Contiguous, b: Contiguous) -> str:
+    """The layout as BLAS names it: n for an operand that lies row by row, t for one column by column."""
+    return ("n" if a is Contiguous.K else "t") + ("t" if b is Contiguous.K else "n")
+
+
+def _flag(access: Access) -> str:
+    return "true" if access.contiguous is Contiguous.K else "false"
+
+
+_BY_ACCESS = {
+    (of_a, of_b, width): tuple(_instance(*tile, Access(of_a, width), Access(of_b, width)) for tile in _TILES)
+    for width, of_a, of_b in product(WIDTHS, Contiguous, Contiguous)
+}
+_INSTANCES = tuple(instance for group in _BY_ACCESS.values() for instance in group)
+
+#: The loop over K counts its slices in 32 bits.
+_MOST_DEPTH = _DEPTH * 2**31
+
+
+def instances() -> tuple[Instance, ...]:
+    """Every instance of the family."""
+    return _INSTANCES
+
+
+def matching(problem: GemmProblem) -> tuple[Instance, ...]:
+    """The tiles that fit into C, in the problem's layout and by its widest vectors."""
+    if not problem.product or problem.m < 128 or problem.n < 128:
+        return ()
+    group = _BY_ACCESS[common_access(problem)]
+    return tuple(instance for instance in group if refuses(instance, problem) is None)
+
+
+def refuses(instance: Instance, problem: GemmProblem) -> str | None:
+    """Why the instance cannot compute the problem, or None."""
+    if not problem.product:
+        return "there is no product to compute"
+    if problem.m < instance.bm or problem.n < instance.bn:
+        return (
+            f"its tile of {instance.bm} x {instance.bn} must fit into C, which is {problem.m} x {problem.n}"
+        )
+    if problem.k >= _MOST_DEPTH:
+        return f"its K is below {_MOST_DEPTH}, not {problem.k}"
+    assert instance.a is not None and instance.b is not None
+    return unsuited(instance.a, "a", problem) or unsuited(instance.b, "b", problem)

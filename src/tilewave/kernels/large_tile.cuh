@@ -1,0 +1,334 @@
+// Large tiles, for products that fill the GPU with them: 16 x 8 outputs a thread, slices eight deep, two stages.
+//
+// The steady loop is written for the register-file pass and for ptxas alike: it is one basic block without predicates.
+// Everything irregular stands outside of it:
+//
+// * a tile at the edge of C is moved inside, so that no copy needs a check, and stores only what is its own (so m >= BM
+//   and n >= BN);
+// * the last slice of a walk is multiplied in a rolled loop, as deep as K is; a ragged one is also copied there;
+// * pointers step by 64-bit arguments, and the two stages lie a power of two apart, so that one exclusive or moves from
+//   one to the other.
+//
+// A thread's sums are plain chains of fused multiply-adds in the order of k.
+#pragma once
+
+#include "copy.cuh"
+#include "tile_output.cuh"
+#include "tile_task.cuh"
+
+namespace tilewave {
+
+constexpr int LARGE_STAGE_BYTES = 16384;  // from one stage to the other
+
+// Where a thread's outputs begin in its tile. Lanes are placed so that each shares A's address with lane ^ 2 and B's
+// with lane ^ 1: then half a warp's loads of 16 bytes are served at once.
+struct LargePlace {
+    int row, column;  // of the first of the groups of four rows, and of four columns
+
+    __device__ __forceinline__ explicit LargePlace(int warps_n) {
+        const int tid = thread_index(), lane = tid % 32, warp = tid / 32;
+        row = warp / warps_n * 64 + ((lane & 1) | (lane >> 2 & 2)) * 4;
+        column = warp % warps_n * 64 + ((lane >> 1 & 3) | (lane >> 2 & 4)) * 4;
+    }
+};
+
+// One operand's part of a slice, which lies as [BK][PITCH] in shared memory: X rows of A or columns of B.
+//
+// Along K, vectors of 8 and 16 bytes are loaded to registers and stored transposed (a pitch of 4 more than a multiple
+// of 32 puts a warp's stores into different banks), and 4 bytes are copied to their transposed place. Along the other
+// axis, vectors are copied as they come.
+template <int X, int BK, int THREADS, bool ALONG_K, int WIDTH>
+struct LargeOperand {
+    static constexpr bool BY_REGISTERS = ALONG_K && WIDTH > 4;
+    static constexpr int VECTOR = WIDTH / 4;
+    static constexpr int PITCH = ALONG_K ? X + 4 : X;
+    static constexpr int BYTES = 4 * BK * PITCH;
+    // Threads share a line (a row of A along K, a depth of it along M): PER_LINE of them, COPIES apart vectors each.
+    static constexpr int PER_LINE = ALONG_K ? BK / VECTOR : WIDTH == 4 ? 32 : THREADS / BK;
+    static constexpr int LINE_STEP = THREADS / PER_LINE;
+    static constexpr int LINES = (ALONG_K ? X : BK) / LINE_STEP;         // a thread
+    static constexpr int IN_LINE = ALONG_K ? 1 : X / VECTOR / PER_LINE;  // vectors a thread and line
+    static_assert(LINES * LINE_STEP == (ALONG_K ? X : BK), "threads share the lines evenly");
+
+    const char* source[LINES];
+    float registers[BY_REGISTERS ? LINES * VECTOR : 1];
+    Index vector_bytes;  // from one vector of a line to the thread's next
+    unsigned target;
+    int k;  // depth of the thread's first element
+
+    __device__ __forceinline__ void start(unsigned stage, const float* data, Index x0, Index k0, Index x_stride,
+                                          Index k_stride) {
+        const int tid = thread_index();
+        const int along = tid % PER_LINE * VECTOR, line = tid / PER_LINE;
+        k = ALONG_K ? along : line;
+        const int x = ALONG_K ? line : along;
+        const char* first = reinterpret_cast<const char*>(data + (x0 + x) * x_stride + (k0 + k) * k_stride);
+        const Index line_bytes = 4 * LINE_STEP * (ALONG_K ? x_stride : k_stride);
+#pragma unroll
+        for (int i = 0; i < LINES; ++i) source[i] = first + i * line_bytes;
+        vector_bytes = WIDTH == 4 ? 4 * PER_LINE * x_stride : WIDTH * PER_LINE;
+        target = stage + 4 * (k * PITCH + x);
+    }
+
+    // Starts bringing this thread's share of the next slice, CHECKED: of its first `depth` depths.
+    template <bool CHECKED>
+    __device__ __forceinline__ void load(int depth) {
+        if (CHECKED && BY_REGISTERS)  // so that no older value is kept for the threads that load nothing
+            for (float& value : registers) value = 0.0f;
+#pragma unroll
+        for (int i = 0; i < LINES; ++i) {
+            if (CHECKED && k + (ALONG_K ? 0 : i * LINE_STEP) >= depth) continue;
+            if constexpr (BY_REGISTERS && WIDTH == 16) {
+                asm volatile("ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4];"
+                             : "=f"(registers[4 * i]), "=f"(registers[4 * i + 1]), "=f"(registers[4 * i + 2]),
+                               "=f"(registers[4 * i + 3])
+                             : "l"(source[i]));
+            } else if constexpr (BY_REGISTERS) {
+                asm volatile("ld.global.nc.v2.f32 {%0, %1}, [%2];"
+                             : "=f"(registers[2 * i]), "=f"(registers[2 * i + 1])
+                             : "l"(source[i]));
+            } else {
+                const char* from = source[i];
+#pragma unroll
+                for (int v = 0; v < IN_LINE; ++v) {
+                    const int place = ALONG_K ? i * LINE_STEP : i * LINE_STEP * PITCH + v * PER_LINE * VECTOR;
+                    copy_async<WIDTH>(target + 4 * place, from);
+                    from += vector_bytes;
+                }
+            }
+        }
+    }
+
+    __device__ __forceinline__ void step(Index bytes) {
+#pragma unroll
+        for (int i = 0; i < LINES; ++i) source[i] += bytes;
+    }
+
+    // Stores what load() brought to registers.
+    __device__ __forceinline__ void store() {
+        if constexpr (BY_REGISTERS) {
+#pragma unroll
+            for (int i = 0; i < LINES; ++i)
+#pragma unroll
+                for (int e = 0; e < VECTOR; ++e)
+                    asm volatile("st.shared.f32 [%0], %1;" ::"r"(target + 4 * (e * PITCH + i * LINE_STEP)),
+                                 "f"(registers[i * VECTOR + e])
+                                 : "memory");
+        }
+    }
+};
+
+__device__ __forceinline__ void load_fragment(float* values, unsigned address) {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(values[0]), "=f"(values[1]), "=f"(values[2]), "=f"(values[3])
+                 : "r"(address));
+}
+
+// WARPS_M x WARPS_N warps of 64 x 64 outputs.
+template <int WARPS_M, int WARPS_N, int MIN_BLOCKS, bool A_ALONG_K, int A_WIDTH, bool B_ALONG_K, int B_WIDTH>
+__global__ void __launch_bounds__(WARPS_M* WARPS_N * 32, MIN_BLOCKS) large_tile(const __grid_constant__ GemmArgs args) {
+    constexpr int WARP = 64, TM = 16, TN = 8, BK = 8;
+    constexpr int BM = WARPS_M * WARP, BN = WARPS_N * WARP, THREADS = WARPS_M * WARPS_N * 32;
+    using A = LargeOperand<BM, BK, THREADS, A_ALONG_K, A_WIDTH>;
+    using B = LargeOperand<BN, BK, THREADS, B_ALONG_K, B_WIDTH>;
+    // Dynamic shared memory, all that there is, begins at address 0, or at 1024 where the system keeps the first
+    // kilobyte. The task lies behind the stages.
+    static_assert(1024 + A::BYTES + B::BYTES <= LARGE_STAGE_BYTES, "the stages do not overlap");
+    extern __shared__ float4 shared_vectors[];
+    float* const shared = reinterpret_cast<float*>(shared_vectors);
+    Task* const task = reinterpret_cast<Task*>(shared + 2 * LARGE_STAGE_BYTES / 4);
+    const unsigned stage = shared_address(shared);
+    if (stage % (2 * LARGE_STAGE_BYTES) + A::BYTES + B::BYTES > LARGE_STAGE_BYTES) __trap();
+
+#pragma unroll 1
+    for (bool first = true; next_task(args, task, first); first = false) {
+        A a;
+        B b;
+        Index left = task->work.k_end - task->work.k_begin;  // depth that is not multiplied yet
+        {
+            const Item item = item_of(args, task->place.batch);
+            const Index k_begin = task->work.k_begin;
+            a.start(stage, item.a, smaller(task->place.row * BM, args.m - BM), k_begin, args.a.row, args.a.column);
+            b.start(stage + A::BYTES, item.b, smaller(task->place.column * BN, args.n - BN), k_begin, args.b.column,
+                    args.b.row);
+        }
+        unsigned a_read, b_read;
+        {
+            const LargePlace own(WARPS_N);
+            a_read = stage + 4 * own.row;
+            b_read = stage + A::BYTES + 4 * own.column;
+        }
+
+        float sum[TM][TN];
+#pragma unroll
+        for (int i = 0; i < TM; ++i)
+#pragma unroll
+            for (int j = 0; j < TN; ++j) sum[i][j] = 0.0f;
+
+        float a_values[2][TM], b_values[2][TN];
+        const auto read = [&](int k, int to) {
+#pragma unroll
+            for (int i = 0; i < TM; i += 4) load_fragment(&a_values[to][i], a_read + 4 * (k * A::PITCH + i * 4));
+#pragma unroll
+            for (int j = 0; j < TN; j += 4) load_fragment(&b_values[to][j], b_read + 4 * (k * B::PITCH + j * 8));
+        };
+        const auto multiply = [&](int from) {
+#pragma unroll
+            for (int i = 0; i < TM; ++i)
+#pragma unroll
+                for (int j = 0; j < TN; ++j) {
+                    const int at = i % 2 ? TN - 1 - j : j;  // back and forth: neighbours share an operand
+                    sum[i][at] = __fmaf_rn(a_values[from][i], b_values[from][at], sum[i][at]);
+                }
+        };
+        const auto other_stage = [&] {
+            asm volatile("xor.b32 %0, %0, %4; xor.b32 %1, %1, %4; xor.b32 %2, %2, %4; xor.b32 %3, %3, %4;"
+                         : "+r"(a_read), "+r"(b_read), "+r"(a.target), "+r"(b.target)
+                         : "n"(LARGE_STAGE_BYTES));
+        };
+        const auto arrive = [&] {
+            a.store();
+            b.store();
+            wait_for_copies<0>();
+            __syncthreads();
+        };
+
+        // The first slice, which may be the only one and ragged.
+        a.template load<true>(static_cast<int>(smaller(BK, left)));
+        b.template load<true>(static_cast<int>(smaller(BK, left)));
+        commit_copies();
+        a.step(args.a_step);
+        b.step(args.b_step);
+        arrive();
+        a.target ^= LARGE_STAGE_BYTES;
+        b.target ^= LARGE_STAGE_BYTES;
+
+        // Steady: multiply a slice while the next, a whole one, is on its way.
+        int steady = static_cast<int>(left / BK) - 1;
+        if (steady > 0) {
+            left -= static_cast<Index>(steady) * BK;
+            read(0, 0);
+#pragma unroll 1
+            do {
+                a.template load<false>(BK);
+                b.template load<false>(BK);
+                commit_copies();
+                a.step(args.a_step);
+                b.step(args.b_step);
+#pragma unroll
+                for (int k = 0; k < BK; ++k) {
+                    if (k == BK - 1) {
+                        arrive();
+                        other_stage();
+                        read(0, 0);
+                    } else {
+                        read(k + 1, (k + 1) % 2);
+                    }
+                    multiply(k % 2);
+                }
+            } while (--steady > 0);
+        }
+
+        // The last whole slice and a ragged one, or either alone.
+#pragma unroll 1
+        while (left > 0) {
+            const int depth = static_cast<int>(smaller(BK, left));
+            left -= depth;
+            if (left > 0) {
+                a.template load<true>(static_cast<int>(left));
+                b.template load<true>(static_cast<int>(left));
+                commit_copies();
+            }
+            unsigned a_at = a_read, b_at = b_read;
+#pragma unroll 1
+            for (int k = 0; k < depth; ++k) {
+#pragma unroll
+                for (int i = 0; i < TM; i += 4) load_fragment(&a_values[0][i], a_at + 16 * i);
+#pragma unroll
+                for (int j = 0; j < TN; j += 4) load_fragment(&b_values[0][j], b_at + 32 * j);
+                multiply(0);
+                a_at += 4 * A::PITCH;
+                b_at += 4 * B::PITCH;
+            }
+            if (left > 0) {
+                arrive();
+                other_stage();
+            }
+        }
+
+        bool finishes = true;
+        if (task->work.slot >= 0) {
+            constexpr int TILE = BM * BN;
+            float* const slots = args.partials + 4 * thread_index();
+#pragma unroll
+            for (int i = 0; i < TM; ++i)
+#pragma unroll
+                for (int j = 0; j < TN; j += 4)
+                    store_vector(slots + task->work.slot * TILE + (i * TN + j) * THREADS, sum[i][j], sum[i][j + 1],
+                                 sum[i][j + 2], sum[i][j + 3]);
+            finishes = arrives_last(args.tickets, task->work, &task->last);
+            if (finishes) {
+#pragma unroll
+                for (int i = 0; i < TM; ++i)
+#pragma unroll
+                    for (int j = 0; j < TN; ++j) sum[i][j] = 0.0f;
+#pragma unroll 1
+                for (int piece = 0; piece < static_cast<int>(task->work.pieces); ++piece) {
+                    const float* const source = slots + slot_of(args.cut, task->work, piece) * TILE;
+#pragma unroll
+                    for (int i = 0; i < TM; ++i)
+#pragma unroll
+                        for (int j = 0; j < TN; j += 4) {
+                            const float4 v = load_partial(source + (i * TN + j) * THREADS);
+                            sum[i][j] += v.x;
+                            sum[i][j + 1] += v.y;
+                            sum[i][j + 2] += v.z;
+                            sum[i][j + 3] += v.w;
+                        }
+                }
+            }
+        }
+
+        const LargePlace own(WARPS_N);
+        const Item item = item_of(args, task->place.batch);
+        const Window window = {task->place.row * BM, args.m, task->place.column * BN, args.n};
+        const Index row0 = smaller(window.row, args.m - BM), column0 = smaller(window.column, args.n - BN);
+        if (!finishes) {
+        } else if (stores_vectors(args, window, column0, BN)) {
+            float* const out = item.out + (row0 + own.row) * args.out.row + column0 + own.column;
+#pragma unroll
+            for (int i = 0; i < TM; ++i) {
+                const int in_tile = i / 4 * 16 + i % 4;
+                if (row0 + own.row + in_tile < window.row) continue;
+#pragma unroll
+                for (int j = 0; j < TN; j += 4)
+                    if (column0 + own.column + j * 8 >= window.column)
+                        store_vector(out + in_tile * args.out.row + j * 8, args.alpha * sum[i][j],
+                                     args.alpha * sum[i][j + 1], args.alpha * sum[i][j + 2],
+                                     args.alpha * sum[i][j + 3]);
+            }
+        } else {
+            // Every fourth group of four rows at a time goes through shared memory.
+#pragma unroll 1
+            for (int part = 0; part < TM / 4; ++part) {
+                __syncthreads();
+#pragma unroll
+                for (int i = 0; i < TM; ++i) {
+                    if (i / 4 != part) continue;
+                    float* const line = shared + (own.row / WARP * 16 + own.row % WARP + i % 4) * BN + own.column;
+#pragma unroll
+                    for (int j = 0; j < TN; j += 4)
+                        *reinterpret_cast<float4*>(line + j * 8) =
+                            make_float4(sum[i][j], sum[i][j + 1], sum[i][j + 2], sum[i][j + 3]);
+                }
+                __syncthreads();
+                const Index first_row = row0 + part * 16;
+                store_sums<WARPS_M * 16, BN, THREADS>(args, item, window, column0, shared,
+                                                      [=](int r) { return first_row + r / 16 * WARP + r % 16; });
+            }
+        }
+        __syncthreads();  // before the next tile's first slice takes the place of what is read here
+    }
+}
+
+}  // namespace tilewave

@@ -1,0 +1,293 @@
+// Tiles of any shape up to 128 x 128 for products that large tiles do not suit: small, narrow, of few tiles.
+//
+// A block computes a BM x BN tile in slices BK deep, of which STAGES are in shared memory, all but one of them still
+// travelling. GROUPS thread groups take a share of each slice's depth and are summed in order at the end. A thread's
+// TM x TN sums are chains of fused multiply-adds in the order of k; beyond the end of K nothing is added, so with one
+// group the bits are those of the plain chain.
+//
+// Rows, columns and depths beyond the operands are neither read nor used. Where a tile and a slice are whole, copies
+// go without any check.
+#pragma once
+
+#include "copy.cuh"
+#include "tile_output.cuh"
+#include "tile_task.cuh"
+
+namespace tilewave {
+
+// One operand's part of a slice: X rows of A or columns of B, BK deep.
+//
+// Vectors of WIDTH bytes run along K or along the other axis. In shared memory a K-contiguous operand is kept as it
+// comes, [X][BK + 4], and read four depths at a time; others lie as [BK][X + pad] and are read four rows at a time.
+// Copies of 4 bytes along K transpose on their way: a warp brings eight depths of four rows, which with a pad of 4 fall
+// into different banks.
+template <int X, int BK, int THREADS, bool ALONG_K, int WIDTH>
+struct SmallOperand {
+    static constexpr bool READ_ALONG_K = ALONG_K && WIDTH > 4;
+    static constexpr bool TRANSPOSES = ALONG_K && WIDTH == 4;
+    static constexpr int PITCH = READ_ALONG_K ? BK + 4 : TRANSPOSES ? X + 4 : X;
+    static constexpr int FLOATS = READ_ALONG_K ? X * PITCH : BK * PITCH;
+    static constexpr int VECTOR = WIDTH / 4;
+    static constexpr int PER_LINE = (ALONG_K ? BK : X) / VECTOR;
+    static constexpr int VECTORS = X * BK / VECTOR;
+    static constexpr int COPIES = (VECTORS + THREADS - 1) / THREADS;
+    static constexpr int LINE_STEP = TRANSPOSES ? THREADS / BK : THREADS / PER_LINE;  // lines from copy to copy
+    static_assert(TRANSPOSES ? THREADS % (4 * BK) == 0 : THREADS % PER_LINE == 0, "a thread's copies are in one column");
+
+    const char* source;  // of the first copy of the next slice
+    Index line_bytes;    // from copy to copy
+    Index step;          // from slice to slice
+    int x, k;            // the first copy's place in the slice
+    int x_left;          // rows or columns of the operand from the tile's first on, at most X
+    int target;          // bytes from the operand's place in a stage
+
+    __device__ __forceinline__ void start(const float* data, Index x0, Index k0, Index extent, Index x_stride,
+                                          Index k_stride, Index slice_step) {
+        const int tid = threadIdx.x;
+        if constexpr (TRANSPOSES) {
+            k = tid % 8 + tid / 32 % (BK / 8) * 8;
+            x = tid % 32 / 8 + tid / (4 * BK) * 4;
+        } else if constexpr (ALONG_K) {
+            k = tid % PER_LINE * VECTOR;
+            x = tid / PER_LINE;
+        } else {
+            k = tid / PER_LINE;
+            x = tid % PER_LINE * VECTOR;
+        }
+        x_left = static_cast<int>(smaller(X, extent - x0));
+        source = reinterpret_cast<const char*>(data + (x0 + x) * x_stride + (k0 + k) * k_stride);
+        line_bytes = 4 * LINE_STEP * (ALONG_K ? x_stride : k_stride);
+        step = slice_step;
+        target = 4 * (READ_ALONG_K ? x * PITCH + k : k * PITCH + x);
+    }
+
+    // Starts the copies of the next slice, of which `depth` are inside K, to `stage`.
+    __device__ __forceinline__ void copy(unsigned stage, int depth) {
+        constexpr int STEP_BYTES = 4 * LINE_STEP * (ALONG_K && TRANSPOSES ? 1 : PITCH);
+        const char* from = source;
+        unsigned to = stage + target;
+        if (x_left == X && depth == BK) {
+#pragma unroll
+            for (int i = 0; i < COPIES; ++i) {
+                if (VECTORS % THREADS == 0 || static_cast<int>(threadIdx.x) < VECTORS - i * THREADS)
+                    copy_async<WIDTH>(to + i * STEP_BYTES, from);
+                from += line_bytes;
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < COPIES; ++i) {
+                bool inside = ALONG_K ? x + i * LINE_STEP < x_left && k < depth
+                                      : x < x_left && k + i * LINE_STEP < depth;
+                if (VECTORS % THREADS == 0 || static_cast<int>(threadIdx.x) < VECTORS - i * THREADS)
+                    copy_async<WIDTH>(to + i * STEP_BYTES, from, inside);
+                from += line_bytes;
+            }
+        }
+        source += step;
+    }
+
+    // A thread's T rows or columns: place `i` of thread `thread` out of X / T.
+    template <int T>
+    static __device__ __forceinline__ int place(int thread, int i) {
+        return READ_ALONG_K || T % 4 != 0 ? thread + i * (X / T) : i / 4 * (4 * (X / T)) + thread * 4 + i % 4;
+    }
+
+    // The thread's values at depths k to k + 3, k a multiple of 4.
+    template <int T>
+    static __device__ __forceinline__ void read4(const float* slice, int thread, int k, float (&values)[4][T]) {
+        if constexpr (READ_ALONG_K) {
+#pragma unroll
+            for (int i = 0; i < T; ++i) {
+                float4 v = *reinterpret_cast<const float4*>(slice + place<T>(thread, i) * PITCH + k);
+                values[0][i] = v.x, values[1][i] = v.y, values[2][i] = v.z, values[3][i] = v.w;
+            }
+        } else {
+#pragma unroll
+            for (int kk = 0; kk < 4; ++kk) read1<T>(slice, thread, k + kk, values[kk]);
+        }
+    }
+
+    template <int T>
+    static __device__ __forceinline__ void read1(const float* slice, int thread, int k, float (&values)[T]) {
+        if constexpr (!READ_ALONG_K && T % 4 == 0) {
+#pragma unroll
+            for (int i = 0; i < T; i += 4) {
+                float4 v = *reinterpret_cast<const float4*>(slice + k * PITCH + place<T>(thread, i));
+                values[i] = v.x, values[i + 1] = v.y, values[i + 2] = v.z, values[i + 3] = v.w;
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < T; ++i)
+                values[i] = slice[READ_ALONG_K ? place<T>(thread, i) * PITCH + k : k * PITCH + place<T>(thread, i)];
+        }
+    }
+};
+
+// The place of a thread in its group of ROWS x COLUMNS threads. In a warp of 4 x 8 lanes, bits 0 and 3 of the lane
+// choose the row and the others the column: then a lane shares one operand's address with lane ^ 1 and the other's with
+// lane ^ 2, so that the loads of 16 bytes of two quarter-warps are served together.
+template <int ROWS, int COLUMNS>
+__device__ __forceinline__ void thread_place(int thread, int& row, int& column) {
+    constexpr int WARP_COLUMNS = ROWS >= 4 && COLUMNS >= 8 ? 8 : ROWS >= 8 && COLUMNS >= 4 ? 4 : COLUMNS < 4 ? COLUMNS : 32 / ROWS;
+    constexpr int WARP_ROWS = 32 / WARP_COLUMNS;
+    static_assert(ROWS % WARP_ROWS == 0 && COLUMNS % WARP_COLUMNS == 0, "groups are of whole warps");
+    const int lane = thread % 32, warp = thread / 32;
+    const int two = (lane & 1) | (lane >> 2 & 2), three = (lane >> 1 & 3) | (lane >> 2 & 4);
+    int in_row, in_column;
+    if (WARP_COLUMNS == 8)
+        in_row = two, in_column = three;
+    else if (WARP_COLUMNS == 4)
+        in_row = three, in_column = two;
+    else if (WARP_ROWS == 2 || WARP_ROWS == 1)
+        in_row = lane % WARP_ROWS, in_column = lane / WARP_ROWS;
+    else
+        in_row = lane / WARP_COLUMNS, in_column = lane % WARP_COLUMNS;
+    row = warp / (COLUMNS / WARP_COLUMNS) * WARP_ROWS + in_row;
+    column = warp % (COLUMNS / WARP_COLUMNS) * WARP_COLUMNS + in_column;
+}
+
+template <int BM, int BN, int BK, int TM, int TN, int GROUPS, int STAGES, int MIN_BLOCKS, bool A_ALONG_K, int A_WIDTH,
+          bool B_ALONG_K, int B_WIDTH>
+__global__ void __launch_bounds__((BM / TM) * (BN / TN) * GROUPS, MIN_BLOCKS)
+    small_tile(const __grid_constant__ GemmArgs args) {
+    constexpr int ROWS = BM / TM, COLUMNS = BN / TN, GROUP = ROWS * COLUMNS, THREADS = GROUP * GROUPS;
+    constexpr int SHARE = BK / GROUPS;  // of a slice's depth
+    static_assert(SHARE % 4 == 0, "groups read four depths at a time");
+    using A = SmallOperand<BM, BK, THREADS, A_ALONG_K, A_WIDTH>;
+    using B = SmallOperand<BN, BK, THREADS, B_ALONG_K, B_WIDTH>;
+    constexpr int STAGE = A::FLOATS + B::FLOATS;
+    extern __shared__ float4 shared_vectors[];
+    float* const shared = reinterpret_cast<float*>(shared_vectors);
+    const unsigned shared_begin = shared_address(shared);
+    __shared__ __align__(8) unsigned char task_bytes[sizeof(Task)];  // a Task has no default constructor
+    Task& task = *reinterpret_cast<Task*>(task_bytes);
+
+    const int group = threadIdx.x / GROUP;
+    int thread_row, thread_column;
+    thread_place<ROWS, COLUMNS>(threadIdx.x % GROUP, thread_row, thread_column);
+
+#pragma unroll 1
+    for (bool first = true; next_task(args, &task, first); first = false) {
+        const Index depth = task.work.k_end - task.work.k_begin;
+        A a;
+        B b;
+        {
+            const Item item = item_of(args, task.place.batch);
+            const Index k_begin = task.work.k_begin;
+            a.start(item.a, task.place.row * BM, k_begin, args.m, args.a.row, args.a.column, args.a_step);
+            b.start(item.b, task.place.column * BN, k_begin, args.n, args.b.column, args.b.row, args.b_step);
+        }
+
+        Index to_copy = depth;  // not yet on its way
+        const auto copy_slice = [&](int stage) {
+            if (to_copy > 0) {
+                const int inside = static_cast<int>(smaller(BK, to_copy));
+                const unsigned begin = shared_begin + stage * (4 * STAGE);
+                a.copy(begin, inside);
+                b.copy(begin + 4 * A::FLOATS, inside);
+                to_copy -= BK;
+            }
+            commit_copies();  // an empty group where nothing is left, so that the count of groups stays right
+        };
+#pragma unroll
+        for (int stage = 0; stage < STAGES - 1; ++stage) copy_slice(stage);
+
+        float sum[TM][TN] = {};
+        const auto multiply4 = [&](const float* slice, int k) {
+            float a_values[4][TM], b_values[4][TN];
+            A::template read4<TM>(slice, thread_row, k, a_values);
+            B::template read4<TN>(slice + A::FLOATS, thread_column, k, b_values);
+#pragma unroll
+            for (int kk = 0; kk < 4; ++kk)
+#pragma unroll
+                for (int i = 0; i < TM; ++i)
+#pragma unroll
+                    for (int j = 0; j < TN; ++j) sum[i][j] = __fmaf_rn(a_values[kk][i], b_values[kk][j], sum[i][j]);
+        };
+        int stage = 0;
+#pragma unroll 1
+        for (Index left = depth; left > 0; left -= BK) {
+            wait_for_copies<STAGES - 2>();
+            __syncthreads();  // the slice is here for all threads, and all are done with the one before it
+            copy_slice(stage == 0 ? STAGES - 1 : stage - 1);
+            const float* slice = shared + stage * STAGE;
+            const int begin = group * SHARE;
+            if (left >= BK) {
+#pragma unroll
+                for (int k = 0; k < SHARE; k += 4) multiply4(slice, begin + k);
+            } else {
+                const int end = min(begin + SHARE, static_cast<int>(left));
+                int k = begin;
+#pragma unroll 1
+                for (; k + 4 <= end; k += 4) multiply4(slice, k);
+#pragma unroll 1
+                for (; k < end; ++k) {
+                    float a_values[TM], b_values[TN];
+                    A::template read1<TM>(slice, thread_row, k, a_values);
+                    B::template read1<TN>(slice + A::FLOATS, thread_column, k, b_values);
+#pragma unroll
+                    for (int i = 0; i < TM; ++i)
+#pragma unroll
+                        for (int j = 0; j < TN; ++j) sum[i][j] = __fmaf_rn(a_values[i], b_values[j], sum[i][j]);
+                }
+            }
+            stage = stage == STAGES - 1 ? 0 : stage + 1;
+        }
+
+        // The groups' sums, a BM x BN tile each, take the slices' place and are added in order.
+        wait_for_copies<0>();
+        __syncthreads();
+        float* const mine = shared + group * (BM * BN);
+#pragma unroll
+        for (int i = 0; i < TM; ++i) {
+            float* const line = mine + A::template place<TM>(thread_row, i) * BN;
+            if constexpr (!B::READ_ALONG_K && TN % 4 == 0) {
+#pragma unroll
+                for (int j = 0; j < TN; j += 4)
+                    *reinterpret_cast<float4*>(line + B::template place<TN>(thread_column, j)) =
+                        make_float4(sum[i][j], sum[i][j + 1], sum[i][j + 2], sum[i][j + 3]);
+            } else {
+#pragma unroll
+                for (int j = 0; j < TN; ++j) line[B::template place<TN>(thread_column, j)] = sum[i][j];
+            }
+        }
+        __syncthreads();
+        constexpr int TILE = BM * BN;
+        const WorkItem work = task.work;
+        const bool shared_tile = work.slot >= 0;
+        bool finishes = true;
+        if (GROUPS > 1 || shared_tile) {
+            float* const partial = args.partials + work.slot * TILE;
+            for (int i = 4 * threadIdx.x; i < TILE; i += 4 * THREADS) {
+                float4 total = *reinterpret_cast<const float4*>(shared + i);
+#pragma unroll
+                for (int g = 1; g < GROUPS; ++g)
+                    total = total + *reinterpret_cast<const float4*>(shared + g * TILE + i);
+                if (shared_tile)
+                    store_vector(partial + i, total.x, total.y, total.z, total.w);
+                else
+                    *reinterpret_cast<float4*>(shared + i) = total;
+            }
+        }
+        if (shared_tile) {
+            finishes = arrives_last(args.tickets, work, &task.last);
+            if (finishes)
+                for (int i = 4 * threadIdx.x; i < TILE; i += 4 * THREADS) {
+                    float4 total = load_partial(args.partials + slot_of(args.cut, work, 0) * TILE + i);
+                    for (Index piece = 1; piece < work.pieces; ++piece)
+                        total = total + load_partial(args.partials + slot_of(args.cut, work, piece) * TILE + i);
+                    *reinterpret_cast<float4*>(shared + i) = total;
+                }
+        }
+        if (GROUPS > 1 || shared_tile) __syncthreads();
+        if (finishes) {
+            const Item item = item_of(args, task.place.batch);
+            const Index row0 = task.place.row * BM, column0 = task.place.column * BN;
+            const Window window = {row0, args.m, column0, args.n};
+            store_sums<BM, BN, THREADS>(args, item, window, column0, shared, [=](int r) { return row0 + r; });
+        }
+        __syncthreads();  // before the next tile's slices take the sums' place
+    }
+}
+
+}  // namespace tilewave
