@@ -47,7 +47,9 @@ class Panel:
 
 @dataclass
 class Part:
-    """A section of the page. ``missing`` says what could not be shown, and what to give to see it."""
+    """A section of the page. ``missing`` says what could not be shown and what to give to see it,
+    ``remarks`` what the records themselves say in words.
+    """
 
     anchor: str
     title: str
@@ -55,6 +57,7 @@ class Part:
     panels: list[Panel] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
 
     @property
     def groups(self) -> list[tuple[str, list[Panel]]]:

@@ -29,7 +29,7 @@ def power(run: PowerRun | None, ladder: Ladder) -> Part:
     else:
         part.panels += _run_panels(run)
         part.tables.append(_summary_table(run))
-        part.lead += " " + " ".join(verdict.words for verdict in run.verdicts)
+        part.remarks += [verdict.words for verdict in run.verdicts] + list(run.notes)
     states = _states(ladder)
     if states:
         part.tables.append(
@@ -169,7 +169,8 @@ def _rulers(drawing: Drawing, y: Callable[[float], float], low: float, high: flo
 def _nice(low: float, high: float) -> tuple[float, float]:
     """Round bounds around a range that keep some air above and below."""
     step = max(round_ticks(max(high - low, 0.02 * abs(high), 1e-9), 4)[1:2] or [1.0])
-    return (low // step) * step, (high // step + 1) * step
+    air = 0.05 * (high - low)
+    return (low - air) // step * step, ((high + air) // step + 1) * step
 
 
 def _summary_table(run: PowerRun) -> Table:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tilewave.device import DeviceSpec
 from tilewave.lab.launches import launch_of
-from tilewave.lab.profile.records import COLUMNS, EMULATOR, FIGURES, HARDWARE, Profile
+from tilewave.lab.profile.records import EMULATOR, FIGURES, HARDWARE, Profile
+from tilewave.lab.profile.table import COUNTED_ALIKE, columns_of, main_kernel, rows_of, stalls_of
 from tilewave.lab.records import Ladder
 from tilewave.lab.registry import Rung, get_rung
 from tilewave.lab.report.parts import Panel, Part, Table
@@ -23,12 +24,6 @@ from tilewave.planner import (
     decompose,
     estimate,
 )
-
-_COMPARED = (
-    "thread_fma", "shared_loads", "shared_load_passes", "shared_load_conflicts", "shared_stores",
-    "shared_store_passes", "global_loads", "global_load_sectors", "copies", "barriers",
-)  # fmt: skip
-"""Figures of a profile that emulator and profiler count alike (instructions are PTX here, SASS there)."""
 
 _VERDICTS = {True: "holds", False: "differs", None: "not judged"}
 _LEFT, _RIGHT = 150.0, WIDTH - 18.0
@@ -54,7 +49,8 @@ def predictions(ladder: Ladder, spec: DeviceSpec, profile: Profile | None) -> Pa
     if profile is not None and profile.kernels:
         panel = _counter_panel(profile)
         part.panels += [panel] if panel else []
-        part.tables.append(_profile_table(profile))
+        part.tables += _profile_tables(profile)
+        part.remarks += [*_library_words(profile), *profile.notes]
         if not panel:
             part.missing.append(f"The profile has no counters of hardware ({profile.how}).")
     else:
@@ -99,7 +95,7 @@ def _outcome_table(ladder: Ladder) -> Table:
 
 def _counter_panel(profile: Profile) -> Panel | None:
     strips = []
-    for figure in _COMPARED:
+    for figure in COUNTED_ALIKE:
         marks = []
         for kernel in profile.kernels:
             emulated, read = (
@@ -129,32 +125,34 @@ def _counter_panel(profile: Profile) -> Panel | None:
     )
 
 
-def _profile_table(profile: Profile) -> Table:
-    """All columns of all kernels."""
-    rows = []
+def _profile_tables(profile: Profile) -> list[Table]:
+    """Prediction, emulator, hardware and library in columns, a table for each kernel."""
+    tables = []
     for kernel in profile.kernels:
-        for figure, name in FIGURES.items():
-            cells = [
-                _amount(reading.figures.get(figure)) if (reading := kernel.readings.get(column)) else ""
-                for column in COLUMNS[:-1]
-            ]
-            theirs = profile.library[0].reading.figures.get(figure) if profile.library else None
-            if any(cells):
-                rows.append((f"{kernel.rung:02d} {kernel.title}", name, *cells, _amount(theirs)))
-    library = f"; the library ran {profile.library[0].kernel}" if profile.library else ""
-    return Table(
-        f"Profile at N = {profile.size} on {profile.device} ({profile.how}){library}",
-        ("rung", "what", *COLUMNS),
-        tuple(rows),
-        words=2,
-        folded=True,
-    )
+        columns = columns_of(profile, kernel)
+        rows = [*rows_of(columns), *stalls_of(columns)]
+        tables.append(
+            Table(
+                f"Profile of {kernel.rung:02d} {kernel.title}, N = {profile.size} on {profile.device} "
+                f"({profile.how})",
+                ("what", *columns),
+                tuple((name, *cells) for name, cells in rows),
+                folded=True,
+            )
+        )
+    return tables
 
 
-def _amount(value: float | None) -> str:
-    if value is None:
-        return ""
-    return f"{value:,.0f}" if value == int(value) and abs(value) >= 10 else f"{value:,.3g}"
+def _library_words(profile: Profile) -> list[str]:
+    """The kernel that the library chose, and its outputs per thread."""
+    main = main_kernel(profile)
+    if main is None:
+        return []
+    words = f"{profile.library_name or 'The library'} ran {main.kernel}"
+    if main.outputs_per_thread is not None:
+        words += f": {main.outputs_per_thread:g} outputs per thread"
+        words += f" ({main.derivation})" if main.derivation else ""
+    return [words + "."]
 
 
 # -- the planner's estimate ---------------------------------------------------------------------------------
@@ -229,12 +227,14 @@ def _time_panel(times: list[tuple[Rung, list[tuple[int, float, float]]]], spec: 
 
 
 def _strips(name: str, title: str, strips: Sequence[tuple[str, list[Mark]]]) -> Drawing:
-    """Dots on a logarithmic scale of ratios, a row for each label."""
+    """Dots on a scale of ratios with 1 in the middle, a row for each label."""
     top, step = 46.0, 20.0
-    widest = max(abs(math.log2(mark.ratio)) for _, marks in strips for mark in marks)
-    span = next((s for s in (0.05, 0.2, 0.5, 1.0, 2.0) if widest <= s), math.ceil(widest))
+    scale, ticks = _ratio_scale([mark.ratio for _, marks in strips for mark in marks])
     bottom = top + step * len(strips)
-    middle, half = (_LEFT + _RIGHT) / 2, (_RIGHT - _LEFT) / 2
+
+    def x(ratio: float) -> float:
+        return (_LEFT + _RIGHT + (_RIGHT - _LEFT) * scale(ratio)) / 2
+
     ranges = "; ".join(
         f"{label} {min(m.ratio for m in marks):.2f} to {max(m.ratio for m in marks):.2f}"
         for label, marks in strips
@@ -243,13 +243,32 @@ def _strips(name: str, title: str, strips: Sequence[tuple[str, list[Mark]]]) -> 
     head, _, tail = title.partition(", ") if ", " in title else title.partition(" on ")
     drawing.text(0, 14, head, "bold")
     drawing.text(0, 30, tail, "muted")
-    for share in (-1.0, -0.5, 0.0, 0.5, 1.0):
-        x = middle + half * share
-        drawing.line(x, top - 2, x, bottom, "axis" if share == 0 else "rule")
-        drawing.text(x, bottom + 15, f"{2 ** (span * share):.3g}", "muted", "middle")
+    for ratio, label in ticks:
+        drawing.line(x(ratio), top - 2, x(ratio), bottom, "axis" if ratio == 1 else "rule")
+        drawing.text(x(ratio), bottom + 15, label, "muted", "middle")
     for place, (label, marks) in enumerate(strips):
         y = top + step * (place + 0.5)
         drawing.text(_LEFT - 8, y + 4, label, anchor="end")
         for mark in marks:
-            drawing.dot(middle + half * math.log2(mark.ratio) / span, y, 3.5, "f-blue s-paper", mark.tip)
+            drawing.dot(x(mark.ratio), y, 3.5, "f-blue s-paper", mark.tip)
     return drawing
+
+
+def _ratio_scale(ratios: Sequence[float]) -> tuple[Callable[[float], float], list[tuple[float, str]]]:
+    """A function from ratios to -1 ... 1, 0 for a ratio of 1, and ticks with their labels.
+
+    Near 1 the scale is even and tells percents; farther away it is logarithmic.
+    """
+    farthest = max(abs(ratio - 1) for ratio in ratios)
+    span = next((span for span in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5) if farthest <= span), None)
+    if span is not None:
+        near: float = span
+        shares = (-near, -near / 2, 0.0, near / 2, near)
+        return lambda ratio: (ratio - 1) / near, [
+            (1 + share, f"{100 * share:+g} %" if share else "equal") for share in shares
+        ]
+    powers = max(1, math.ceil(max(abs(math.log2(ratio)) for ratio in ratios)))
+    step = -(-powers // 3)
+    exponents = range(-(powers // step) * step, powers + 1, step)
+    labels = [(2.0**e, "equal" if e == 0 else f"× {2**e}" if e > 0 else f"÷ {2**-e}") for e in exponents]
+    return lambda ratio: math.log2(ratio) / powers, labels
