@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewave.kernels.families import elementwise, tiny
+from tilewave.kernels.families import elementwise, large_tile, small_tile, tiny
 from tilewave.kernels.instances import Family
 
-FAMILIES: tuple[Family, ...] = (elementwise, tiny)
+FAMILIES: tuple[Family, ...] = (elementwise, tiny, large_tile, small_tile)
