@@ -211,13 +211,13 @@ def test_more_sms_are_never_slower_for_whole_tiles(draw: random.Random) -> None:
 
 
 def test_twice_the_sms_are_never_slower_by_more_than_a_cut_can_cost(draw: random.Random) -> None:
-    """Cuts are chosen per count of SMs, so the free choice may lose a little to what the smaller count cut."""
-    for _ in range(25):
+    """Only some cuts are weighed, so the free choice may lose a little to what fits the smaller count."""
+    for _ in range(60):
         problem = random_problem(draw)
         few, many = (
             GemmPlanner(replace(H200, sms=sms), FAKES).plan(problem).estimate.total for sms in (33, 66)
         )
-        assert many <= 1.1 * few, problem
+        assert many <= 1.03 * few, problem
 
 
 def test_few_tiles_are_cut_and_many_are_not() -> None:

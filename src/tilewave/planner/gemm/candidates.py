@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import takewhile
 
 from tilewave.planner.gemm.estimate import Weigher
 from tilewave.planner.gemm.options import PlanOptions
@@ -28,7 +29,7 @@ LEAST_SLICES = 2
 MANY_WAVES = 4
 """Assumed: with this many tiles an SM, cutting all of them is not worth weighing."""
 
-_FEW_PIECES = (2, 3, 4, 6, 8)
+_LADDER = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 _STREAM_K = tuple(stream_k(pieces) for pieces in (2, 3, 4))
 _SPLITS = tuple(split_k(pieces) for pieces in range(2, PIECE_BOUNDS[ScheduleKind.SPLIT_K][1] + 1))
 
@@ -62,12 +63,13 @@ def schedules_for(weigher: Weigher, sms: int, options: PlanOptions) -> Iterator[
 
 
 def _split_pieces(weigher: Weigher, sms: int, *, forced: bool) -> list[int]:
-    """Numbers of pieces: a few, and those that fill one, two and four blocks an SM, and all that fit one."""
+    """Numbers of pieces: those that fill one, two and four blocks an SM, or all it holds, and some below."""
     if weigher.tiles >= MANY_WAVES * sms and not forced:
         return []
     most = min(PIECE_BOUNDS[ScheduleKind.SPLIT_K][1], weigher.slices // LEAST_SLICES)
-    filling = [sms * blocks // weigher.tiles for blocks in (1, 2, 4, weigher.model.resident)]
-    found = {pieces for pieces in (*_FEW_PIECES, *filling) if 2 <= pieces <= most}
+    filling = [min(most, sms * blocks // weigher.tiles) for blocks in (1, 2, 4, weigher.model.resident)]
+    top = max(filling)
+    found = {pieces for pieces in (*filling, *takewhile(top.__gt__, _LADDER)) if pieces >= 2}
     return sorted(found) or ([2] if forced else [])
 
 

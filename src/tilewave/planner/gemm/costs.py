@@ -32,13 +32,15 @@ _STRICT_STUDY = "a measured study of FP32 kernels on an H200"
 class GemmCosts:
     """The constants of `estimate.py`, and one factor per calibrated instance.
 
-    ``launch``: until the first block computes, and from the last one to the end. ``bandwidth``: share of the
-    record's memory bandwidth that a kernel draws. ``sm_bytes``: what one SM draws through L2. ``fma``: share
-    of the clocks that ptxas's use of the register banks leaves to the multiply-adds. ``few_warps``: w warps a
-    sub-partition run at w / (w + few_warps) of the rate. ``round``: clocks from a block's start to its first
-    multiply-add, exposed whenever resident blocks are followed by others. ``combining`` and ``partials``: a
-    workspace costs the one once, and its bytes, written and read, go at the other share of the bandwidth.
-    ``walk`` multiplies the work of blocks that walk across tiles. ``l2``: share of L2 in which operands stay.
+    ``launch``: until the first block computes, and from the last one to the end. ``bandwidth``: share of
+    the record's memory bandwidth that a kernel draws. ``sm_bytes``: what one SM draws through L2. ``fma``:
+    share of the clocks that ptxas's use of the register banks leaves to the multiply-adds. ``few_warps``: w
+    warps a sub-partition run at w / (w + few_warps) of the rate. ``round``: clocks from a block's start to
+    its first multiply-add, exposed whenever resident blocks are followed by others. ``combining`` and
+    ``partials``: a workspace costs the one once, and its bytes, written and read, go at the other share of
+    the bandwidth. ``overlap``: of arithmetic and traffic, the share of the shorter that shows beside the
+    longer. ``walk`` multiplies the work of blocks that walk across tiles. ``l2``: share of L2 in which
+    operands stay.
     """
 
     launch: Constant
@@ -49,6 +51,7 @@ class GemmCosts:
     round: Constant
     combining: Constant
     partials: Constant
+    overlap: Constant
     walk: Constant
     l2: Constant
     factors: Mapping[str, float] = field(default_factory=dict)
@@ -79,6 +82,7 @@ THEORY = GemmCosts(
     partials=Constant(
         3.0 / 4.8, "of the record's bandwidth", Basis.DERIVED, f"3 TB/s of 4.8: {_SMALL_STUDY}"
     ),
+    overlap=Constant(0.25, "of the shorter of two", Basis.REPORTED, _SMALL_STUDY),
     walk=Constant(
         1.2, "times the work", Basis.ASSUMED, "between 1.40 on a GB10 (the article) and about 1.03 on an H200"
     ),

@@ -3,7 +3,8 @@
 The article's count is the core: the slices of the busiest SM under a schedule. A slice costs its
 multiply-adds, over the FP32 lanes, the share of issue slots and shared-memory passes that they get, and the
 warps there are to hide latency. Beside it stand the bytes that memory and the busiest SM must move; of the
-two the longer counts. A launch and, where tiles are cut, the workspace come on top.
+two the longer counts, and a share of the shorter. A launch and, where tiles are cut, the workspace come on
+top.
 """
 
 from __future__ import annotations
@@ -129,6 +130,7 @@ class Weigher:
         "_launch",
         "_memory",
         "_out_bytes",
+        "_overlap",
         "_partial_rate",
         "_round",
         "_setup",
@@ -189,6 +191,7 @@ class Weigher:
         self._launch = costs.launch.value
         self._setup = costs.combining.value
         self._walk = costs.walk.value
+        self._overlap = costs.overlap.value
         self._partial_rate = spec.bandwidth_gb_s * 1e3 * costs.partials.value
         self._sm_rate = spec.clock_mhz * costs.sm_bytes.value
         groups_sum = 2 * instance.k_groups * instance.bm * instance.bn / 32 if instance.k_groups > 1 else 0
@@ -223,7 +226,12 @@ class Weigher:
         """What no schedule can beat: all work spread evenly, with all warps, and memory's time."""
         warps = self.model.resident * self._warps
         compute = self.tiles * self.slices * self._slice / self._sms * (1 + self._few / warps)
-        return self._launch + max(compute * min(1.0, self._walk), self._memory)
+        compute *= min(1.0, self._walk)
+        return self._launch + self._together(compute, self._memory)
+
+    def _together(self, compute: float, memory: float) -> float:
+        """Arithmetic beside traffic: the longer, and a share of the shorter."""
+        return max(compute, memory) + self._overlap * min(compute, memory)
 
     def key(self, cut: Decomposition) -> tuple[float, float]:
         """Predicted microseconds, and those of the arithmetic, which tell apart what memory makes equal."""
@@ -260,4 +268,5 @@ class Weigher:
             busiest_sm = moved_pieces(cut, sms) * self._tile_bytes / self._sm_rate
             combining = self._setup + max(everyone, busiest_sm)
         launch = self._launch
-        return launch + max(compute, memory) + combining, compute, memory, combining, launch
+        together = self._together(compute, memory)
+        return launch + together + combining, compute, memory, combining, launch

@@ -69,8 +69,9 @@ def _prediction(plan: GemmPlan) -> Iterator[str]:
     estimate = plan.estimate
     yield f"Predicted {estimate.total:.4g} us: {_LIMITS[estimate.limit]}."
     yield (
-        f"Of the parts, compute takes {estimate.compute:.4g}, memory {estimate.memory:.4g} (the longer of "
-        f"the two counts), combining {estimate.combining:.4g} and the launch {estimate.launch:.4g} us."
+        f"Of the parts, compute takes {estimate.compute:.4g}, memory {estimate.memory:.4g} (the "
+        "longer of the two counts, and a share of the shorter), "
+        f"combining {estimate.combining:.4g} and the launch {estimate.launch:.4g} us."
     )
     if plan.problem.multiply_adds:
         useful = plan.problem.multiply_adds / _padded(plan)

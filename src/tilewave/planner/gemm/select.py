@@ -147,14 +147,15 @@ class GemmPlanner:
                 reason = family.refuses(instance, problem)
                 if reason is None and options.batch_invariant:
                     reason = _why_variant(instance)
-                model = self._model(instance)
+                model = self.model(instance)
                 reason = reason or model.refusal
                 if reason is None:
                     yield instance, None, Weigher(model, problem, traffic, self.spec, sms, self.costs)
                 elif explain:
                     yield instance, reason, None
 
-    def _model(self, instance: Instance) -> InstanceModel:
+    def model(self, instance: Instance) -> InstanceModel:
+        """What an instance costs on this GPU, worked out once."""
         model = self._models.get(instance.name)
         if model is None:
             model = self._models[instance.name] = InstanceModel.of(instance, self.spec, self.costs)
@@ -223,13 +224,16 @@ def plan_gemm(problem: GemmProblem, spec: DeviceSpec, options: PlanOptions = _DE
     """
     planner = _planners.get(id(spec))
     if planner is None or planner.spec is not spec:
-        planner = _planner_of(spec)
+        planner = planner_of(spec)
     return planner.plan(problem, options)
 
 
-def _planner_of(spec: DeviceSpec) -> GemmPlanner:
-    """The planner of a record; looked up by identity, because comparing records takes longer than planning
-    from the cache. The planner keeps the record, so its identity stays its own."""
+def planner_of(spec: DeviceSpec) -> GemmPlanner:
+    """The planner behind `plan_gemm` for a GPU.
+
+    Planners are looked up by the record's identity, because comparing records takes longer than a look-up
+    of a plan. A planner keeps its record, so the identity stays its own.
+    """
     from tilewave.kernels.families import FAMILIES
 
     with _planners_lock:
