@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tilewave.call import GemmCall, collect
-from tilewave.host import run_on_host
+from tilewave.errors import UsageError
+from tilewave.host import gpu_for_host_operands, run_on_host
 from tilewave.on_device import run_on_device
 from tilewave.planner.gemm.options import PlanOptions
 from tilewave.problem import Activation, Precision
@@ -102,5 +103,16 @@ def gemm(
 
 def _execute(call: GemmCall, options: PlanOptions, workspace: Any) -> Any:
     if call.device is None:
-        return run_on_host(call)
+        if workspace is not None:
+            raise UsageError(
+                "workspace is memory on a GPU, but the operands are on the host; accepted is None"
+            )
+        gpu = gpu_for_host_operands()
+        return run_on_host(call) if gpu is None else _staged(call, gpu, options)
     return run_on_device(call, options, workspace)
+
+
+def _staged(call: GemmCall, gpu: int, options: PlanOptions) -> Any:
+    from tilewave.staged import run_staged  # what it imports is of no use without a GPU
+
+    return run_staged(call, gpu, options)

@@ -70,7 +70,8 @@ def view_of(array: Any, name: str, stream: int | None = None) -> ArrayView:
     kind = type(array)
     viewer = _viewers.get(kind)
     if viewer is None:
-        viewer = _viewers[kind] = _viewer(kind)
+        known = {"numpy": _view_numpy, "torch": _view_torch, "cupy": _view_cupy, "jax": _view_jax}
+        viewer = _viewers[kind] = known.get(_framework(kind), _view_other)
     return viewer(array, name, stream)
 
 
@@ -142,18 +143,16 @@ Viewer = Callable[[Any, str, "int | None"], ArrayView]
 
 
 _viewers: dict[type, Viewer] = {}
-"""The way to see arrays of each type that was met."""
+"""The way to see arrays of each type of the four libraries that was met."""
 
 
-def _viewer(kind: type) -> Viewer:
-    framework = _framework(kind)
-    if framework:
-        return {"numpy": _view_numpy, "torch": _view_torch, "cupy": _view_cupy, "jax": _view_jax}[framework]
-    if hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__"):
-        return _view_dlpack
-    if hasattr(kind, "__cuda_array_interface__"):
-        return _view_cuda_interface
-    return _view_array_like
+def _view_other(array: Any, name: str, stream: int | None) -> ArrayView:
+    """An object of no library that is known by name: what it offers may be an attribute of its own."""
+    if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
+        return _view_dlpack(array, name, stream)
+    if hasattr(array, "__cuda_array_interface__"):
+        return _view_cuda_interface(array, name, stream)
+    return _view_array_like(array, name, stream)
 
 
 def _view_numpy(array: NDArray[Any], name: str, stream: int | None) -> ArrayView:

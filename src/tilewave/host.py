@@ -56,7 +56,7 @@ def _gemm(call: GemmCall, shape: tuple[int, ...]) -> tuple[Float32, Float32 | No
     with np.errstate(all="ignore"):  # overflow to Inf and NaN from Inf - Inf are results, not incidents
         if call.reads_product:
             a, b = matrices(call)
-            result: Float32 = np.matmul(_for_blas(a), _for_blas(b))
+            result: Float32 = np.matmul(_for_blas(a), _for_blas(b), order="C")
             if call.alpha != 1:
                 result *= np.float32(call.alpha)
         else:

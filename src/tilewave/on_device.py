@@ -49,38 +49,78 @@ def executor() -> Executor:
 
 def run_on_device(call: GemmCall, options: PlanOptions, workspace: Any) -> Any:
     """Compute a call whose operands lie on a GPU, and return the result in the library of a."""
-    assert call.device is not None  # operands are on a GPU
-    shape = call.product.result_shape
     memory = _workspace_memory(call, workspace)
-
-    def allocate(name: str, framework: str = call.framework) -> ArrayView:
-        assert call.device is not None
-        return view_of(empty_on_device(framework, shape, call.device, call.stream), name, call.stream)
-
-    direct = call.out is not None and call.overlap is None
-    target = call.out if direct else allocate("out")
-    assert target is not None
-    before = allocate("preactivation") if call.keep_preactivation else None
+    target = call.out if call.out is not None and call.overlap is None else _allocate(call)
+    before = _allocate(call) if call.keep_preactivation else None
     with _ordered(call):
-        submit = executor()
-        common: dict[str, Any] = {"device": call.device, "stream": call.stream, "options": options}
-        normalised = normalised_problem(call, target, before)
-        if normalised is not None:
-            for pointers in normalised.pointers(_pointers(call, target, before)):
-                submit(
-                    normalised.problem,
-                    pointers,
-                    call.alpha if call.reads_product else 0.0,
-                    call.beta,
-                    workspace=memory,
-                    **common,
-                )
-            if call.out is not None and not direct:
-                copying = copy_problem(call.product, target, call.out)
-                for pointers in copying.pointers(Pointers(0, 0, call.out.address, c=target.address)):
-                    submit(copying.problem, pointers, COPY_ALPHA, 1.0, **common)
+        submit(call, target, before, options, memory)
+        if call.out is not None and target is not call.out:
+            submit_copy(call, target, call.out, options)
+    _keep_exchanged(call)
     result = call.out.owner if call.out is not None else finished(call.framework, target.owner)
     return result if before is None else (result, finished(call.framework, before.owner))
+
+
+def submit(
+    call: GemmCall,
+    target: ArrayView,
+    before: ArrayView | None,
+    options: PlanOptions,
+    workspace: tuple[int, int] | None = None,
+) -> None:
+    """Launch what a call computes, into ``target``; ``before`` receives what the activation is applied to."""
+    normalised = normalised_problem(call, target, before)
+    if normalised is None:
+        return
+    given = Pointers(
+        call.a.address if call.reads_product else 0,
+        call.b.address if call.reads_product else 0,
+        target.address,
+        0 if call.c is None else call.c.address,
+        0 if call.bias is None else call.bias.address,
+        0 if before is None else before.address,
+    )
+    # Without a product alpha has nothing to scale; 0 keeps its sign and its NaN out of the result.
+    alpha = call.alpha if call.reads_product else 0.0
+    run = executor()
+    for pointers in normalised.pointers(given):
+        run(
+            normalised.problem,
+            pointers,
+            alpha,
+            call.beta,
+            device=_gpu(call),
+            stream=call.stream,
+            options=options,
+            workspace=workspace,
+        )
+
+
+def submit_copy(call: GemmCall, source: ArrayView, target: ArrayView, options: PlanOptions) -> None:
+    """Copy an array of a call's result shape to another place on the GPU."""
+    if 0 in call.product.result_shape:
+        return
+    copying = copy_problem(call.product, source, target)
+    run = executor()
+    for pointers in copying.pointers(Pointers(0, 0, target.address, c=source.address)):
+        run(
+            copying.problem,
+            pointers,
+            COPY_ALPHA,
+            1.0,
+            device=_gpu(call),
+            stream=call.stream,
+            options=PlanOptions(max_sms=options.max_sms),
+        )
+
+
+def _gpu(call: GemmCall) -> int:
+    assert call.device is not None  # operands are on a GPU
+    return call.device
+
+
+def _allocate(call: GemmCall) -> ArrayView:
+    return empty_on_device(call.framework, call.product.result_shape, _gpu(call), call.stream)
 
 
 def normalised_problem(
@@ -148,17 +188,6 @@ def copy_problem(product: Product, source: ArrayView, target: ArrayView) -> Norm
     )
 
 
-def _pointers(call: GemmCall, target: ArrayView, before: ArrayView | None) -> Pointers:
-    return Pointers(
-        call.a.address,
-        call.b.address,
-        target.address,
-        0 if call.c is None else call.c.address,
-        0 if call.bias is None else call.bias.address,
-        0 if before is None else before.address,
-    )
-
-
 def _workspace_memory(call: GemmCall, workspace: Any) -> tuple[int, int] | None:
     """Address and bytes of the caller's workspace, which must be contiguous, writable and apart."""
     if workspace is None:
@@ -183,9 +212,24 @@ def _ordered(call: GemmCall) -> Iterator[None]:
         return
     from tilewave.runtime.interop import wait_for
 
-    assert call.device is not None
     for other in call.others:
-        wait_for(call.stream, other, call.device)
+        wait_for(call.stream, other, _gpu(call))
     yield
     for other in call.others:
-        wait_for(other, call.stream, call.device)
+        wait_for(other, call.stream, _gpu(call))
+
+
+def _keep_exchanged(call: GemmCall) -> None:
+    """Keep memory that came through DLPack until the work on it is done.
+
+    Its owner may reuse it as soon as it is given back, and knows nothing of our stream.
+    """
+    owners = [
+        view.owner
+        for view in (call.a, call.b, call.c, call.bias, call.out)
+        if view is not None and view.framework in ("jax", "dlpack")
+    ]
+    if owners:
+        from tilewave.runtime.interop import keep_until_passed
+
+        keep_until_passed(owners, call.stream, _gpu(call))

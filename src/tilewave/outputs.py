@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewave.arrays import torch_stream
+from tilewave.arrays import ArrayView, torch_stream
+from tilewave.semantics import contiguous
 
 
-def empty_on_device(framework: str, shape: tuple[int, ...], device: int, stream: int) -> Any:
+def empty_on_device(framework: str, shape: tuple[int, ...], device: int, stream: int) -> ArrayView:
     """Uninitialised float32 memory on a GPU, allocated by ``framework`` in the order of ``stream``.
 
     PyTorch's and CuPy's pools reuse memory within a stream without waiting, so that memory for work on
@@ -22,14 +23,19 @@ def empty_on_device(framework: str, shape: tuple[int, ...], device: int, stream:
     if framework == "torch":
         torch = sys.modules["torch"]
         with _torch_on(torch, device, stream):
-            return torch.empty(shape, dtype=torch.float32, device=f"cuda:{device}")
-    if framework == "cupy":
+            owner = torch.empty(shape, dtype=torch.float32, device=f"cuda:{device}")
+            address = int(owner.data_ptr())
+    elif framework == "cupy":
         cupy = sys.modules["cupy"]
         with _cupy_on(cupy, device, stream):
-            return cupy.empty(shape, dtype=np.float32)
-    from tilewave.runtime.shared import SharedArray
+            owner = cupy.empty(shape, dtype=np.float32)
+            address = int(owner.data.ptr)
+    else:
+        from tilewave.runtime.shared import SharedArray
 
-    return SharedArray.allocate(shape, device, stream)
+        owner = SharedArray.allocate(shape, device, stream)
+        address = owner.address
+    return ArrayView(owner, framework, address, contiguous(shape), device)
 
 
 def finished(framework: str, array: Any) -> Any:

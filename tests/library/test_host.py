@@ -25,7 +25,7 @@ def normal(rng: Rng, *shape: int) -> np.ndarray[Any, Any]:
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """These tests are about the path that a machine without a GPU takes, on every machine."""
-    monkeypatch.setattr("tilewave.host.gpu_for_host_operands", lambda: None)
+    monkeypatch.setattr("tilewave.api.gpu_for_host_operands", lambda: None)
 
 
 def activated(name: str | None, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

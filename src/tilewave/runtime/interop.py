@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from tilewave.device.driver import bindings
 from tilewave.errors import UsageError
 from tilewave.runtime import driver
-from tilewave.runtime.kernels import gpu_state
+from tilewave.runtime.kernels import gpu_state, is_capturing
 
 
 def device_of_pointer(address: int) -> int:
@@ -33,6 +34,31 @@ def wait_for(stream: int, producer: int, device: int) -> None:
             driver._call("cuStreamWaitEvent", stream, event, 0)
         finally:
             driver._call("cuEventDestroy", event)
+
+
+_kept: list[tuple[Any, object]] = []
+"""Owners of memory that is in use, each with the event behind its last use."""
+_kept_lock = threading.Lock()
+
+
+def keep_until_passed(owner: object, stream: int, device: int) -> None:
+    """Keep ``owner`` alive until ``stream`` has passed this point; what was passed already is let go.
+
+    What a capture uses is kept for the life of the process, because its graph may be replayed at any time.
+    """
+    with gpu_state(device).context(), _kept_lock:
+        done = [place for place, (event, _) in enumerate(_kept) if event is not None and _passed(event)]
+        for place in reversed(done):
+            driver._call("cuEventDestroy", _kept.pop(place)[0])
+        event = None
+        if not is_capturing(stream):
+            event = driver._call("cuEventCreate", 2)  # without timing
+            driver._call("cuEventRecord", event, stream)
+        _kept.append((event, owner))
+
+
+def _passed(event: Any) -> bool:
+    return int(bindings().cuEventQuery(event)[0]) == 0
 
 
 def stream_handle(stream: Any) -> int:
