@@ -289,6 +289,8 @@ def percent(ratio: float | None) -> str:
     if ratio is None:
         return MISSING
     change = (ratio - 1) * 100
+    if abs(change) < 0.05:
+        return "0 %"
     return f"{change:+.0f} %" if abs(change) >= 9.95 else f"{change:+.1f} %"
 
 

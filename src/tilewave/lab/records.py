@@ -41,7 +41,10 @@ class Build:
 
 @dataclass(frozen=True)
 class Counted:
-    """The emulator's counters of one launch; ``blocks_run`` of ``blocks_total`` blocks were executed."""
+    """The emulator's counters of one launch; ``blocks_run`` of ``blocks_total`` blocks were executed.
+
+    ``copy_conflicts`` is None in files that were written before it was kept.
+    """
 
     blocks_run: int
     blocks_total: int
@@ -66,6 +69,7 @@ class Counted:
     copy_sectors: int
     copy_passes: int
     barriers: int
+    copy_conflicts: int | None = None
 
     @property
     def passes_per_read(self) -> float | None:
