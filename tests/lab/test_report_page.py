@@ -1,0 +1,219 @@
+"""The report's page and command: what it says of what is missing, its errors, its pictures."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from ladders import made_up_ladder
+from report_data import LADDER, made_up_power, made_up_profile
+from typer.testing import CliRunner
+
+from tilewave.cli import app
+from tilewave.device import get_spec
+from tilewave.errors import UsageError
+from tilewave.lab.power.records import save_power_run
+from tilewave.lab.profile.records import save_profile
+from tilewave.lab.records import Ladder, load_ladder, save_ladder
+from tilewave.lab.report.command import spec_of
+from tilewave.lab.report.page import make_report, render, telling_sizes
+from tilewave.lab.report.svg import DARK, LIGHT, picture_style
+
+
+def page_of(ladder: Ladder, device: str) -> str:
+    return render(make_report(ladder, get_spec(device)), "tilewave report", "0")
+
+
+def test_figures_come_from_the_file(rng: np.random.Generator, tmp_path: Path) -> None:
+    """A ladder with other figures makes a page with other figures."""
+    ladder = made_up_ladder(rng)
+    ladder.device = "NVIDIA H200"
+    text = page_of(ladder, "H200")
+    for row in ladder.rows:
+        assert row.speed is not None
+        assert f"{row.rung:02d} {row.title}: {row.speed.tflops:.2f} TFLOP/s" in text
+        assert f">{row.speed.tflops:.1f}</text>" in text
+        assert f'<td class="figure">{row.speed.over_baseline:.1%}</td>' in text
+    assert "cuBLAS 50.0" in text
+    best = max((r for r in ladder.rows if r.size == 2049), key=lambda r: r.speed.tflops if r.speed else 0)
+    assert best.speed is not None
+    assert f"N = 2049: {best.rung:02d} {best.title} is the fastest, {best.speed.tflops:.1f} TFLOP/s" in text
+
+
+def test_the_articles_figures_stand_beside() -> None:
+    text = page_of(load_ladder(LADDER), "H200")
+    assert "conflicts from 33.6 million to 54 thousand; passes per read from 5 to 3" in text
+    assert re.search(r"<tr><th scope=\"row\">07 wide loads</th><td class=\"figure\">\+[\d.]+%</td>"
+                     r"<td class=\"figure\">\+21%</td></tr>", text)  # fmt: skip
+
+
+@pytest.mark.parametrize("device", ["T4", "RTX 4090"])
+def test_without_a_gpu_the_pictures_are_there_and_times_are_not(
+    rng: np.random.Generator, device: str
+) -> None:
+    ladder = made_up_ladder(rng, timed=False, sizes=(2048,))
+    ladder.device = device
+    report = make_report(ladder, get_spec(device))
+    text = render(report, "tilewave report", "0")
+    assert "No times: this ladder was climbed in the emulator" in text
+    assert "No sustained run" in text
+    assert "No counters of hardware" in text
+    assert "TFLOP/s, median" not in text
+    assert ("has no cp.async" in text) == (device == "T4")
+    names = {drawing.name for drawing in report.drawings}
+    assert {"tile-15", "banks-08-load-b", "timeline-12", "schedule-2048-21", "roofline"} <= names
+    assert not any(name.startswith(("throughput", "gains", "estimates", "power")) for name in names)
+    sms = get_spec(device).sms
+    assert f"N = 2048 on the {sms} SMs of {device}" in text
+
+
+def test_power_and_profile_are_told(rng: np.random.Generator) -> None:
+    run, profile = made_up_power(rng), made_up_profile(rng)
+    text = render(make_report(load_ladder(LADDER), get_spec("H200"), run, profile), "tilewave report", "0")
+    assert "<li>Behind by 14 %.</li>" in text
+    assert "No sustained run" not in text
+    for repeat in run.repeats:
+        assert f"round {repeat.round}: {repeat.tflops:.2f} TFLOP/s" in text
+    assert "ampere_sgemm_128x64_tn: 128 outputs per thread" in text
+    for kernel in profile.kernels:
+        read, counted = (kernel.readings[c].figures["shared_loads"] for c in ("hardware", "emulator"))
+        assert f"{kernel.rung:02d} {kernel.title}: emulator {counted:,.0f}, hardware {read:,.0f}" in text
+
+
+def test_what_a_user_wrote_is_text(rng: np.random.Generator) -> None:
+    ladder = made_up_ladder(rng, sizes=(512,), rungs=2)
+    ladder.notes = ["<script>alert(1)</script> & `code`"]
+    ladder.device = "H200 <b>"
+    text = page_of(ladder, "H200")
+    assert text.count("<script>") == 1
+    assert "&lt;script&gt;alert(1)&lt;/script&gt; &amp;" in text
+    assert "<b>" not in text
+
+
+def test_sizes_that_tell_something() -> None:
+    assert telling_sizes([1024, 2048, 2049, 4096], get_spec("H200")) == [1024, 2049]
+    assert telling_sizes([4096], get_spec("T4")) == [4096]
+
+
+# -- whose GPU ----------------------------------------------------------------------------------------------
+
+
+def test_the_gpu_of_the_pictures(rng: np.random.Generator) -> None:
+    ladder = made_up_ladder(rng)
+    with pytest.raises(UsageError, match=r"NVIDIA Example, which tilewave does not know.*--device"):
+        spec_of(ladder, None)
+    ladder.sessions[0]["gpu_details"] = {"sms": 17, "clock_mhz": 1234.0, "arch": "sm_90"}
+    spec, notes = spec_of(ladder, get_spec("H100"))
+    assert (spec.name, spec.sms, spec.clock_mhz) == ("NVIDIA Example", 17, 1234.0)
+    assert spec.bandwidth_gb_s == get_spec("H100").bandwidth_gb_s
+    assert notes == ["NVIDIA Example is described by the figures of H100, with 17 SMs."]
+    ladder.device = "NVIDIA H200"
+    assert spec_of(ladder, None) == (get_spec("H200"), [])
+    with pytest.raises(UsageError, match="cannot be T4's"):
+        spec_of(ladder, get_spec("T4"))
+
+
+# -- the command --------------------------------------------------------------------------------------------
+
+
+def call(*arguments: object) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["report", *map(str, arguments)])
+    return done.exit_code, " ".join(done.output.split())
+
+
+def test_the_command_writes_page_and_pictures(rng: np.random.Generator, tmp_path: Path) -> None:
+    ladder = made_up_ladder(rng, sizes=(1024,), rungs=7)
+    ladder.device = "NVIDIA H200"
+    save_ladder(ladder, tmp_path / "ladder.json")
+    save_power_run(made_up_power(rng), tmp_path / "power.json")
+    save_profile(made_up_profile(rng), tmp_path / "profile.json")
+    out, folder = tmp_path / "r.html", tmp_path / "new" / "pictures"
+    code, said = call(
+        tmp_path / "ladder.json", "--out", out, "--png", folder,
+        "--power", tmp_path / "power.json", "--profile", tmp_path / "profile.json",
+    )  # fmt: skip
+    assert code == 0, said
+    text = out.read_text(encoding="utf-8")
+    assert "tilewave report ladder.json --power power.json --profile profile.json" in text
+    assert str(tmp_path) not in text
+    figures = set(re.findall(r'<figure id="([^"]+)">', text))
+    assert (
+        {path.stem for path in folder.glob("*.png")}
+        == {path.stem for path in folder.glob("*.svg")}
+        == figures
+    )
+    assert f"Wrote {len(figures)} pictures" in said
+
+
+def test_a_picture_of_its_own_is_whole(rng: np.random.Generator, tmp_path: Path) -> None:
+    from matplotlib import image
+
+    from tilewave.lab.report.banks import banks
+    from tilewave.lab.report.svg import write_pictures
+
+    drawing = banks(get_spec("H200")).panels[0].drawing
+    (path,) = write_pictures([drawing], tmp_path, scale=2)
+    pixels = image.imread(path)
+    assert pixels.shape[:2] == (round(2 * (drawing.height + 20)), 2 * 380)
+    assert (pixels[:10, :, :3] == 1).all()  # a margin of paper
+    hot = (
+        np.abs(pixels[..., :3] * 255 - [int(LIGHT["hot"][i : i + 2], 16) for i in (1, 3, 5)]).max(axis=2) < 3
+    )
+    assert hot.mean() > 0.03  # conflicting words in their colour
+    dark = (pixels[..., :3] < 0.4).all(axis=2)
+    assert 0.003 < dark.mean() < 0.2  # letters
+    svg = path.with_suffix(".svg").read_text(encoding="utf-8")
+    assert "var(" not in svg
+    root = ElementTree.fromstring(svg)
+    assert root.find("{*}title").text == drawing.title  # type: ignore[union-attr]
+
+
+def test_both_schemes_name_every_colour() -> None:
+    assert LIGHT.keys() == DARK.keys()
+    assert set(re.findall(r"var\(--(\w+)\)", picture_style())) <= LIGHT.keys()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["missing.json"], "cannot read missing.json"),
+        (["--device", "H300"], "unknown device 'H300'"),
+        ([LADDER, "--device", "T4"], "the ladder was climbed on NVIDIA H200"),
+        ([LADDER, "--out", "x.pdf"], "ends in .html"),
+        ([LADDER, "--out", "/nowhere/x.html"], "cannot write /nowhere/x.html"),
+        ([LADDER, "--power", LADDER], "not a power run"),
+        ([LADDER, "--profile", LADDER], "not a profile"),
+        ([LADDER, "--png", LADDER], "cannot make the folder"),
+        ([LADDER, "--jobs", "0"], "jobs 0"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(
+    arguments: list[object], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, said = call(*arguments)
+    assert code == 2
+    assert message in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_empty_ladder_is_refused(tmp_path: Path) -> None:
+    save_ladder(Ladder("NVIDIA H200", False), tmp_path / "l.json")
+    code, said = call(tmp_path / "l.json", "--out", tmp_path / "r.html")
+    assert code == 2
+    assert "holds no rungs" in said
+
+
+@pytest.mark.long
+def test_without_a_file_the_emulator_climbs(tmp_path: Path) -> None:
+    out = tmp_path / "r.html"
+    code, said = call("--device", "A100", "--out", out)
+    assert code == 0, said
+    assert "climbing the ladder in the emulator, as A100 would" in said
+    text = out.read_text(encoding="utf-8")
+    assert "The SGEMM ladder on A100" in text
+    assert "No times" in text
+    assert re.search(r"What the rungs predict and what was counted: \d+ of \d+ hold", text)
