@@ -2,11 +2,13 @@
 
 On a GPU:       python benchmarks/power_and_profile.py measure --out DIR --name h200 --budget 150
 Without a GPU:  python benchmarks/power_and_profile.py page --name h200
+                python benchmarks/power_and_profile.py recount --name h200
 
 `measure` makes a short power run, a long one that is compared with it, and the profile of six rungs and of
 cuBLAS; each step has a limit, and one that fails does not keep the others from running. The long run has what
 the budget leaves beside the other steps, 50 s at most. `page` writes the tables into
-docs/power-and-profile.md between its markers.
+docs/power-and-profile.md between its markers. `recount` makes the profile's columns of predictions and of the
+emulator anew, when these have changed, by the compiler that the profile was made with (TILEWAVE_NVRTC).
 """
 
 from __future__ import annotations
@@ -80,6 +82,15 @@ def measure(out: Path, name: str, budget: float) -> int:
     return failures
 
 
+def recount(path: Path) -> None:
+    from tilewave.device import get_spec
+    from tilewave.lab.profile.records import save_profile
+    from tilewave.lab.profile.run import recounted
+
+    profile = load_profile(path)
+    save_profile(recounted(profile, get_spec(profile.device), jobs=1), path)
+
+
 def page(text: str, name: str, results: Path = RESULTS) -> str:
     """The page's text with the tables of the committed results between its markers."""
     tables = {
@@ -98,13 +109,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("measure", "page"))
+    parser.add_argument("what", choices=("measure", "page", "recount"))
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--name", default="h200", help="what the files of the results are named after")
     parser.add_argument("--budget", type=float, default=150.0, help="seconds in all")
     options = parser.parse_args()
     if options.what == "measure":
         sys.exit(1 if measure(options.out.resolve(), options.name, options.budget) else 0)
+    if options.what == "recount":
+        recount(options.out / f"profile_{options.name}.json")
     PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), options.name), encoding="utf-8")
 
 

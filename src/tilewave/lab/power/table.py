@@ -7,22 +7,16 @@ from rich.table import Table
 
 from tilewave.lab.power.records import PowerRun, Summary
 
-HEADINGS = ("TFLOP/s", "spread", "of the loop", "W", "J a call", "SM MHz", "°C", "throttled")
-
 
 def print_run(run: PowerRun, console: Console) -> None:
     """Show a run."""
-    between = any(summary.between_runs is not None for summary in run.summaries)
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column(f"N = {run.size}")
     table.add_column("data")
-    for heading in (*HEADINGS[:2], *(["between runs"] if between else []), *HEADINGS[2:]):
+    for heading in headings_of(run):
         table.add_column(heading, justify="right")
     for summary in run.summaries:
-        cells = cells_of(run, summary)
-        if between:
-            cells.insert(2, "-" if summary.between_runs is None else f"{summary.between_runs:.2%}")
-        table.add_row(run.names[summary.contender], summary.data, *cells)
+        table.add_row(run.names[summary.contender], summary.data, *cells_of(run, summary))
     console.print(table)
     for verdict in run.verdicts:
         console.print(verdict.words, markup=False)
@@ -32,13 +26,25 @@ def print_run(run: PowerRun, console: Console) -> None:
         console.print(f"Note: {note}.", style="yellow", markup=False)
 
 
+def _compared(run: PowerRun) -> bool:
+    return any(summary.between_runs is not None for summary in run.summaries)
+
+
+def headings_of(run: PowerRun) -> list[str]:
+    """What `cells_of` holds; the spread between runs only if the run was compared with another."""
+    between = ["between runs"] if _compared(run) else []
+    return ["TFLOP/s", "spread", *between, "of the loop", "W", "J a call", "SM MHz", "°C", "throttled"]
+
+
 def cells_of(run: PowerRun, summary: Summary) -> list[str]:
-    """The figures of one contender on one kind of data, under `HEADINGS`."""
+    """The figures of one contender on one kind of data, under `headings_of` the run."""
     peak = run.measured_peak_tflops
     throttled = max(summary.throttled.values(), default=0.0)
+    between = "-" if summary.between_runs is None else f"{summary.between_runs:.2%}"
     return [
         f"{summary.tflops:.2f}",
         f"{summary.spread:.2%}",
+        *([between] if _compared(run) else []),
         "-" if peak is None else f"{summary.tflops / peak:.1%}",
         _whole(summary.median_w),
         "-" if summary.joules_per_call is None else f"{summary.joules_per_call:.2f}",
@@ -57,7 +63,7 @@ def facts(run: PowerRun) -> list[str]:
             f"Multiply-adds on registers alone reach {peak:.1f} TFLOP/s, {peak / run.peak_tflops:.1%} of the "
             f"{run.peak_tflops:.1f} that the clock allows."
         )
-    if all(summary.between_runs is None for summary in run.summaries):
+    if not _compared(run):
         lines.append(
             "This is one run: what varies from run to run is not in its spreads (--compare adds one)."
         )
@@ -77,8 +83,8 @@ def facts(run: PowerRun) -> list[str]:
 
 def markdown(run: PowerRun) -> str:
     """The run as a Markdown table and a list of its sentences."""
-    headings = ["contender", "data", *HEADINGS]
-    rows = [headings, ["---", "---", *["---:"] * len(HEADINGS)]]
+    headings = headings_of(run)
+    rows = [["contender", "data", *headings], ["---", "---", *["---:"] * len(headings)]]
     rows += [[run.names[s.contender], s.data, *cells_of(run, s)] for s in run.summaries]
     lines = [f"| {' | '.join(row)} |" for row in rows]
     said = [

@@ -40,7 +40,7 @@ FIGURES: dict[str, str] = {
     "passes_per_write": "passes a write",
     "shared_store_conflicts": "conflicts of shared writes",
     "global_loads": "global reads",
-    "global_load_sectors": "sectors of global reads",
+    "global_load_sectors": "sectors of global reads and copies",
     "global_stores": "global writes",
     "global_store_sectors": "sectors of global writes",
     "local_loads": "local reads",
@@ -59,6 +59,7 @@ FIGURES: dict[str, str] = {
 """Figures of a reading and their names for people, in the order in which they are shown.
 
 Instructions and accesses count warps, as the profiler does; the emulator's instructions are those of the PTX.
+``global_load_sectors`` holds those of asynchronous copies too, as the profiler's counter does.
 """
 
 

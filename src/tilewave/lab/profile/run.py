@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from tilewave.bench.environment import Environment
 from tilewave.compiler import choose_arch
 from tilewave.compiler.toolchain import compiler_version
 from tilewave.device import DeviceSpec
-from tilewave.errors import ToolchainError
+from tilewave.errors import ToolchainError, UsageError
 from tilewave.lab import emulate, ncu
 from tilewave.lab.ladder import Gpu
 from tilewave.lab.launches import launch_of
@@ -77,19 +77,16 @@ def profile_rungs(
     With ``gpu`` the profiler runs there, or if it may not, the stopwatch; ``hardware`` is what was read
     before. ``budget_s`` (seconds) bounds the profiler alone.
     """
-    counted = emulated_readings(rungs, size, spec, jobs)
+    kernels = without_gpu(rungs, size, spec, jobs)
     if gpu is not None:
         hardware = measure(rungs, size, spec, gpu, budget_s)
-    kernels = []
-    for rung in rungs:
-        readings = {EMULATOR: counted[rung.number]}
-        predicted = predicted_reading(rung, size, spec, counted)
-        if predicted.figures:
-            readings = {PREDICTION: predicted, **readings}
-        if hardware is not None and rung.number in hardware.rungs:
-            readings[HARDWARE] = hardware.rungs[rung.number]
-        entry = launch_of(rung, size, size, size, spec).entry
-        kernels.append(KernelProfile(rung.number, rung.title, entry, readings))
+    if hardware is not None:
+        kernels = [
+            replace(kernel, readings={**kernel.readings, HARDWARE: hardware.rungs[kernel.rung]})
+            if kernel.rung in hardware.rungs
+            else kernel
+            for kernel in kernels
+        ]
     environment = Environment.capture(
         device=gpu.device if gpu else None,
         compiler=compiler_version(),
@@ -106,6 +103,35 @@ def profile_rungs(
         profiler="" if hardware is None else hardware.profiler,
         notes=() if hardware is None else hardware.notes,
     )
+
+
+def without_gpu(rungs: Sequence[Rung], size: int, spec: DeviceSpec, jobs: int) -> list[KernelProfile]:
+    """The columns that need no GPU: prediction (where there is any) and emulator."""
+    counted = emulated_readings(rungs, size, spec, jobs)
+    kernels = []
+    for rung in rungs:
+        predicted = predicted_reading(rung, size, spec, counted)
+        readings = {PREDICTION: predicted} if predicted.figures else {}
+        readings[EMULATOR] = counted[rung.number]
+        entry = launch_of(rung, size, size, size, spec).entry
+        kernels.append(KernelProfile(rung.number, rung.title, entry, readings))
+    return kernels
+
+
+def recounted(profile: Profile, spec: DeviceSpec, jobs: int) -> Profile:
+    """A profile with the columns that need no GPU made anew, by the same compiler or not at all."""
+    compiler = profile.environment["compiler"]
+    if compiler != compiler_version():
+        raise UsageError(f"the profile was made with {compiler}, and here is {compiler_version()}")
+    rungs = [get_rung(kernel.rung) for kernel in profile.kernels]
+    anew = without_gpu(rungs, profile.size, spec, jobs)
+    kernels = [
+        replace(new, readings={**new.readings, HARDWARE: old.readings[HARDWARE]})
+        if HARDWARE in old.readings
+        else new
+        for new, old in zip(anew, profile.kernels, strict=True)
+    ]
+    return replace(profile, kernels=tuple(kernels))
 
 
 def emulated_readings(rungs: Sequence[Rung], size: int, spec: DeviceSpec, jobs: int) -> dict[int, Reading]:
@@ -133,6 +159,7 @@ def _emulate(task: _Task) -> Reading:
         "outputs_per_thread": build.fma_per_step,
     }
     figures |= {name: value for name, value in counted.items() if not name.startswith("blocks_")}
+    figures["global_load_sectors"] += figures["copy_sectors"]  # as the profiler counts
     return Reading(figures | derived(figures))
 
 
@@ -144,6 +171,8 @@ def predicted_reading(rung: Rung, size: int, spec: DeviceSpec, counted: Mapping[
             continue
         if prediction.sms not in (None, spec.sms):
             continue
+        if prediction.counter == "global_load_sectors" and counted[rung.number].figures["copies"]:
+            continue  # the registry's is without copies, the profiler's with them
         if prediction.value is not None:
             figures[prediction.counter] = prediction.value
             continue
