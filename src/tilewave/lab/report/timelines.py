@@ -84,6 +84,7 @@ class _Reader:
         self.found = found
         tile = found.rung.tile
         self.buffer_bytes = 4 * tile.bm * tile.bk
+        self.stages = _stages(found)
         self.line = Timeline(0)
         self.loaded: dict[int, Span] = {}  # by slice: from its first load on
         self.stored: set[int] = set()  # slices whose stores into shared memory have begun
@@ -138,11 +139,10 @@ class _Reader:
 
     def _buffer(self, address: int) -> int:
         """The buffer at a byte of the shared memory for A, which comes first; that for B counts along."""
-        stages = _stages(self.found)
         tile = self.found.rung.tile
-        if address < stages * self.buffer_bytes:
+        if address < self.stages * self.buffer_bytes:
             return address // self.buffer_bytes
-        return (address - stages * self.buffer_bytes) // (4 * tile.bk * tile.bn)
+        return (address - self.stages * self.buffer_bytes) // (4 * tile.bk * tile.bn)
 
     def _store(self, moment: int, address: int) -> None:
         buffer = self._buffer(address)
