@@ -10,11 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tilewave.api import gemm as gemm
+    from tilewave.api import grouped_gemm as grouped_gemm
     from tilewave.api import matmul as matmul
+    from tilewave.checking import check as check
+    from tilewave.planning import explain as explain
+    from tilewave.planning import plan as plan
+    from tilewave.planning import plan_for as plan_for
+    from tilewave.planning import prepare as prepare
 
 _HOMES = {
+    "check": "tilewave.checking",
+    "explain": "tilewave.planning",
     "gemm": "tilewave.api",
+    "grouped_gemm": "tilewave.api",
     "matmul": "tilewave.api",
+    "plan": "tilewave.planning",
+    "plan_for": "tilewave.planning",
+    "prepare": "tilewave.planning",
 }
 
 __all__ = sorted(_HOMES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tilewave.call import GemmCall, collect
@@ -75,30 +76,73 @@ def gemm(
 
     Raises as `matmul` does.
     """
-    call = collect(
-        a,
-        b,
-        c,
-        alpha=alpha,
-        beta=beta,
-        bias=bias,
-        bias_axis=bias_axis,
-        activation=activation,
-        return_preactivation=return_preactivation,
-        transpose_a=transpose_a,
-        transpose_b=transpose_b,
-        out=out,
-        precision=precision,
-        stream=stream,
+    return _execute(
+        *_collected(
+            a,
+            b,
+            c,
+            alpha=alpha,
+            beta=beta,
+            bias=bias,
+            bias_axis=bias_axis,
+            activation=activation,
+            return_preactivation=return_preactivation,
+            transpose_a=transpose_a,
+            transpose_b=transpose_b,
+            out=out,
+            precision=precision,
+            schedule=schedule,
+            deterministic=deterministic,
+            batch_invariant=batch_invariant,
+            max_sms=max_sms,
+            workspace=workspace,
+            stream=stream,
+        )
     )
+
+
+def grouped_gemm(problems: Iterable[Any], **common: Any) -> list[Any]:
+    """Products of differing sizes, one after another: a list of what `gemm` returns for each.
+
+    Each problem is a pair (a, b), a triple (a, b, c), or a mapping of arguments of `gemm`; ``common`` are
+    arguments for all of them. All are checked before the first one runs, so that a bad one leaves everything
+    unwritten. Empty problems are allowed. Each product is planned and launched by itself; work on one GPU is
+    in one stream.
+    """
+    prepared = [_collected(**_arguments(problem, place), **common) for place, problem in enumerate(problems)]
+    return [_execute(*one) for one in prepared]
+
+
+def _arguments(problem: Any, place: int) -> dict[str, Any]:
+    if isinstance(problem, Mapping):
+        return dict(problem)
+    if isinstance(problem, Sequence) and len(problem) in (2, 3):
+        return dict(zip(("a", "b", "c"), problem, strict=False))
+    raise UsageError(
+        f"problem {place} is {type(problem).__name__}; accepted are (a, b), (a, b, c) or a mapping of gemm's "
+        "arguments"
+    )
+
+
+def _collected(
+    a: Any,
+    b: Any,
+    c: Any = None,
+    *,
+    schedule: Any = None,
+    deterministic: bool = True,
+    batch_invariant: bool = False,
+    max_sms: int | None = None,
+    workspace: Any = None,
+    **call: Any,
+) -> tuple[GemmCall, PlanOptions, Any]:
+    """A checked call, its options, and the caller's workspace memory if any."""
     limits: dict[str, Any] = {}
-    memory = None
     if isinstance(workspace, int):
         limits["workspace_limit"] = workspace
-    elif workspace is not None:
-        memory = workspace
+        workspace = None
     options = PlanOptions(schedule, deterministic, batch_invariant, max_sms, **limits)
-    return _execute(call, options, memory)
+    return collect(a, b, c, **call), options, workspace
 
 
 def _execute(call: GemmCall, options: PlanOptions, workspace: Any) -> Any:

@@ -92,6 +92,12 @@ def staged_call(call: GemmCall, device: int, stream: int, addresses: dict[str, i
     )
 
 
+def staged_bytes(call: GemmCall) -> int:
+    """Bytes of operands that travel to the GPU."""
+    views: list[ArrayView] = [getattr(call, name) for name in travelling(call)]
+    return sum(view.host[staged_layout(view)[0]].nbytes for view in views if view.host is not None)
+
+
 def travelling(call: GemmCall) -> tuple[str, ...]:
     """Names of the operands that a kernel reads."""
     read = ("a", "b") if call.reads_product else ()

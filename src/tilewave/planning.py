@@ -1,0 +1,217 @@
+"""Plans without running them: for sizes, for arrays, ahead of a capture; and their account in prose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tilewave.arrays import ArrayView
+from tilewave.call import GemmCall, activation_of, check_precision, collect
+from tilewave.device import DeviceSpec, get_spec, query_device
+from tilewave.errors import UsageError
+from tilewave.host import gpu_for_host_operands
+from tilewave.normalise import Normalised, normalise
+from tilewave.on_device import copy_problem, normalised_problem
+from tilewave.planner.gemm import GemmPlan, PlanOptions, explain_plan, plan_gemm
+from tilewave.problem import Activation, GemmProblem, MatrixLayout, Precision
+from tilewave.semantics import contiguous
+
+LAYOUTS = ("NN", "NT", "TN", "TT")
+"""Layouts of a and b in BLAS's letters: T where the matrix is stored transposed, columns next to one
+another.
+"""
+
+
+def plan(
+    m: int,
+    n: int,
+    k: int,
+    *,
+    batch: int | Sequence[int] = 1,
+    layouts: str = "NN",
+    alignment: int = 16,
+    beta: float = 0.0,
+    bias_axis: int | None = None,
+    activation: Activation | str | None = None,
+    return_preactivation: bool = False,
+    precision: Precision | str = Precision.IEEE,
+    device: str | int | DeviceSpec | None = None,
+    schedule: Any = None,
+    deterministic: bool = True,
+    batch_invariant: bool = False,
+    max_sms: int | None = None,
+) -> GemmPlan:
+    """How a product of these sizes would be computed: kernel, tiles, schedule, prediction, candidates.
+
+    A is ``m`` x ``k``, B is ``k`` x ``n``, both stored without gaps, as ``layouts`` says: "NN", "NT", "TN" or
+    "TT", T for a matrix stored transposed. ``batch`` is the number of such products, or the extents of batch
+    axes; ``alignment`` what all addresses are multiples of, 16, 8 or 4 bytes. A ``beta`` other than 0 adds C,
+    ``bias_axis`` a bias. ``device`` is a GPU's name ("H200"), its number, a `DeviceSpec`, or None for GPU 0.
+    The rest is as in `gemm`. A named device needs no GPU, and equal arguments give equal plans everywhere.
+
+    Print the plan to read it; `explain` tells more. Raises ``UsageError``.
+    """
+    check_precision(precision)
+    sizes = {"m": m, "n": n, "k": k}
+    batches = (batch,) if isinstance(batch, int) else tuple(batch)
+    sizes |= {f"batch[{place}]": extent for place, extent in enumerate(batches)}
+    for name, size in sizes.items():
+        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+            raise UsageError(f"{name} is {size!r}; accepted are integers of at least 0")
+    if layouts not in LAYOUTS:
+        raise UsageError(f"layouts is {layouts!r}; accepted are {', '.join(LAYOUTS)}")
+    if alignment not in (4, 8, 16):
+        raise UsageError(f"alignment is {alignment!r}; accepted are 16, 8 and 4 bytes")
+    if bias_axis not in (None, -1, -2):
+        raise UsageError(f"bias_axis is {bias_axis!r}; accepted are None, -1 and -2")
+
+    def stored(rows: int, columns: int, transposed: bool = False) -> MatrixLayout:
+        shape = (*batches, columns, rows) if transposed else (*batches, rows, columns)
+        strides = contiguous(shape).strides
+        layout = MatrixLayout(strides[-2], strides[-1], strides[:-2], alignment)
+        return layout.transposed if transposed else layout
+
+    bias = None
+    if bias_axis is not None:
+        along = (1, 0) if bias_axis == -2 else (0, 1)
+        bias = MatrixLayout(*along, (0,) * len(batches), alignment)
+    problem = GemmProblem(
+        m,
+        n,
+        k,
+        batches,
+        stored(m, k, layouts[0] == "T"),
+        stored(k, n, layouts[1] == "T"),
+        stored(m, n),
+        stored(m, n) if beta != 0 else None,
+        bias,
+        stored(m, n) if return_preactivation else None,
+        activation_of(activation),
+        product=k > 0,
+    )
+    options = PlanOptions(schedule, deterministic, batch_invariant, max_sms)
+    return plan_gemm(normalise(problem).problem, device_spec(device), options)
+
+
+def plan_for(
+    a: Any,
+    b: Any,
+    c: Any = None,
+    *,
+    device: str | int | DeviceSpec | None = None,
+    schedule: Any = None,
+    deterministic: bool = True,
+    batch_invariant: bool = False,
+    max_sms: int | None = None,
+    **call: Any,
+) -> tuple[GemmPlan, ...]:
+    """The plans that `gemm` would follow with these very arrays, one for each kernel that it would launch.
+
+    Their layouts and addresses count, and ``notes`` name all that is done beside the kernel: operands staged
+    from the host, a result made in temporary memory, launches repeated for batch axes. Nothing is run.
+    ``device`` is asked for where the arrays are on the host of a machine without a GPU. Empty for an empty
+    result.
+    """
+    checked = collect(a, b, c, **call)
+    options = PlanOptions(schedule, deterministic, batch_invariant, max_sms)
+    notes: list[str] = []
+    if checked.device is None:
+        spec = device_spec(device if device is not None else gpu_for_host_operands())
+        checked = _as_staged(checked, notes)
+    else:
+        spec = device_spec(checked.device if device is None else device)
+    shape = checked.product.result_shape
+    fresh = ArrayView(None, "", 0, contiguous(shape), checked.device)  # memory from an allocator: aligned
+    target = checked.out if checked.out is not None and checked.overlap is None else fresh
+    main = normalised_problem(checked, target, fresh if checked.keep_preactivation else None)
+    if main is None:
+        return ()
+    if checked.overlap is not None:
+        notes.append(
+            f"out shares memory with {checked.overlap}: the result is made in {4 * fresh.layout.size:,} "
+            "bytes of temporary memory and copied"
+        )
+    plans = [_noted(main, spec, options, notes)]
+    if checked.overlap is not None and checked.out is not None:
+        copying = copy_problem(checked.product, fresh, checked.out)
+        plans.append(
+            _noted(copying, spec, PlanOptions(max_sms=max_sms), ["the copy from temporary memory to out"])
+        )
+    return tuple(plans)
+
+
+def explain(*arguments: Any, **keywords: Any) -> str:
+    """A plan in prose: the choice, what binds it, what could be changed, and each rejected candidate.
+
+    Takes what `plan` takes (``explain(4096, 4096, 4096, device="H200")``), or a plan, or several.
+    """
+    first = arguments[0] if arguments else None
+    if isinstance(first, GemmPlan):
+        plans = arguments
+    elif isinstance(first, tuple) and len(arguments) == 1:
+        plans = first
+    else:
+        plans = (plan(*arguments, **keywords),)
+        keywords = {}
+    if keywords or not all(isinstance(each, GemmPlan) for each in plans):
+        raise UsageError("explain takes a plan, the plans of plan_for, or what plan takes")
+    return "\n\n".join(explain_plan(each) for each in plans)
+
+
+def prepare(problems: Iterable[Any], *, device: int = 0, **options: Any) -> tuple[GemmPlan, ...]:
+    """Compile, load and set workspace aside, so that these products can run inside a CUDA graph's capture.
+
+    Each problem is a plan (of `plan` or `plan_for`) or sizes (m, n, k), planned with ``options`` as by
+    `plan`. ``device`` is the number of the GPU. Returns the plans. A capture whose branches run at the same
+    time needs workspace for each: prepare a problem once for every branch.
+    """
+    plans: list[GemmPlan] = []
+    for problem in problems:
+        if isinstance(problem, GemmPlan):
+            plans.append(problem)
+        elif isinstance(problem, Sequence) and len(problem) == 3:
+            plans.append(plan(*problem, device=device, **options))
+        elif isinstance(problem, Sequence) and all(isinstance(each, GemmPlan) for each in problem):
+            plans += problem
+        else:
+            raise UsageError(f"cannot prepare {problem!r}; accepted are plans and sizes (m, n, k)")
+    from tilewave.runtime.execute import prepare_plan
+
+    for each in plans:
+        prepare_plan(each, device=device)
+    return tuple(plans)
+
+
+def device_spec(device: str | int | DeviceSpec | None) -> DeviceSpec:
+    """The record of a GPU, by name, by number, or GPU 0."""
+    if isinstance(device, DeviceSpec):
+        return device
+    if isinstance(device, str):
+        return get_spec(device)
+    if device is None and gpu_for_host_operands() is None:
+        raise UsageError("this machine has no usable GPU; name one to plan for, such as device='H200'")
+    if device is not None and (not isinstance(device, int) or isinstance(device, bool)):
+        raise UsageError(f"device is {device!r}; accepted are a GPU's name, its number, and a DeviceSpec")
+    from tilewave.runtime.kernels import gpu_state
+
+    ordinal = 0 if device is None else device
+    return gpu_state(ordinal).spec if gpu_for_host_operands() is not None else query_device(ordinal)
+
+
+def _as_staged(call: GemmCall, notes: list[str]) -> GemmCall:
+    from tilewave.staged import staged_bytes, staged_call
+
+    notes.append(
+        f"operands are on the host: {staged_bytes(call):,} bytes are copied to the GPU through pinned "
+        f"memory, and {4 * contiguous(call.product.result_shape).size:,} bytes of result back"
+    )
+    return staged_call(call, 0, 0, {})
+
+
+def _noted(normalised: Normalised, spec: DeviceSpec, options: PlanOptions, notes: Sequence[str]) -> GemmPlan:
+    found = plan_gemm(normalised.problem, spec, options)
+    said = list(notes)
+    if normalised.launches > 1:
+        said.append(f"the batch has more axes than a kernel walks: launched {normalised.launches:,} times")
+    return replace(found, notes=(*found.notes, *said))
