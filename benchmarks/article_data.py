@@ -38,7 +38,7 @@ class Results:
     def __post_init__(self) -> None:
         names = ("tflops", "share", "change", "count", "registers", "spills", "probe", "hit", "per_tile")
         names += ("scalar", "passes", "selected", "of_peak", "busy", "stall", "clocks", "cublas", "held")
-        names += ("cut", "fma_share", "slower", "demand", "bandwidth")
+        names += ("cut", "fma_share", "slower", "demand", "bandwidth", "lone")
         object.__setattr__(self, "calls", {name: getattr(self, name) for name in names})
 
     @cached_property
@@ -213,6 +213,12 @@ class Results:
         counted = self.row(gpu, int(rung), int(size)).counted
         assert counted is not None
         return f"{100 * counted.fma_share:.0f} %"
+
+    def lone(self) -> str:
+        """Time of a small tile alone on an SM relative to two that share one."""
+        from article_sizes import lone_small_tile
+
+        return f"{lone_small_tile(self):.2f}"
 
     def slower(self, rung: str, size: str, other: str) -> str:
         """How many times as long as at another size a rung takes on the H200, slice for slice of K."""

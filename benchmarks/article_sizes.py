@@ -7,9 +7,10 @@ import statistics
 from collections.abc import Callable, Iterator
 
 from article_data import MISSING, Results, percent, table
+from tilewave.device import get_spec
 from tilewave.lab.ragged import CASES, RUNGS, per_64_fmas, slowdown
 from tilewave.lab.registry import get_rung
-from tilewave.lab.selection import SELECTORS, VARIANTS, times_as_slow, verdicts
+from tilewave.lab.selection import SELECTORS, VARIANTS, losses_if, times_as_slow, verdicts
 
 WORST = 5
 
@@ -185,6 +186,40 @@ def selection_worst(results: Results) -> Iterator[str]:
     yield "Each cell: the estimate, then the measured time, relative to the choice's."
 
 
+def selection_if(results: Results) -> Iterator[str]:
+    """What rung 23 would have lost if its estimate had known this GPU a little better."""
+    data = results.selection
+    if data is None or not data["rows"]:
+        yield f"On an H200 (`python benchmarks/selection.py`): {MISSING}."
+        return
+    lone = lone_small_tile(results)
+    rows = []
+    for name, combining, share in (
+        ("as it is", 1.0, 0.5),
+        ("combining at a quarter", 0.25, 0.5),
+        ("lone small tiles at their time", 1.0, lone),
+        ("both", 0.25, lone),
+    ):
+        losses = losses_if(data, get_spec("H200"), combining, share)
+        close = sum(loss <= 1.02 for loss in losses)
+        rows.append((name, close, percent(statistics.geometric_mean(losses)), percent(max(losses))))
+    header = [
+        "rung 23's estimate",
+        f"within 2 % of the best (of {len(data['rows'])})",
+        "lost on average",
+        "at worst",
+    ]
+    yield from table(header, rows)
+
+
+def lone_small_tile(results: Results) -> float:
+    """Time of a small tile alone on an SM relative to two that share one, by rung 17 at 1024 and 2048."""
+    alone, shared = (_time_per_slice(results, 17, size) for size in (1024, 2048))
+    if alone is None or shared is None:
+        raise SystemExit("the ladder lacks rung 17 at 1024 or 2048")
+    return alone / shared
+
+
 SIZE_PARTS: dict[str, Callable[[Results], Iterator[str]]] = {
     "scalar counts": scalar_counts,
     "rounds": rounds,
@@ -193,4 +228,5 @@ SIZE_PARTS: dict[str, Callable[[Results], Iterator[str]]] = {
     "selection": selection,
     "selection summary": selection_summary,
     "selection worst": selection_worst,
+    "selection if": selection_if,
 }

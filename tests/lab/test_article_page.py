@@ -126,7 +126,8 @@ def part(made: str, name: str) -> str:
 def test_what_was_not_measured_says_so(page: ModuleType, tmp_path: Path) -> None:
     folder = copied(tmp_path, ("selection_h200.json", "ragged_h200.json"))
     made = page.make(TEXT, page.Results(folder))
-    for name in ("selection", "selection summary", "selection worst", "ragged times", "ragged places"):
+    selections = ("selection", "selection summary", "selection worst", "selection if")
+    for name in (*selections, "ragged times", "ragged places"):
         assert "not measured yet" in part(made, name)
 
 
@@ -160,6 +161,7 @@ def test_the_selection_is_told(page: ModuleType, tmp_path: Path) -> None:
     summary = [line for line in part(made, "selection summary").splitlines() if line.startswith("| all")]
     assert summary[0].startswith("| all | 8 |")
     assert part(made, "selection worst").count("\n| ") >= 5
+    assert "| as it is | " in part(made, "selection if")
 
 
 def test_the_ragged_kernels_are_told(page: ModuleType, tmp_path: Path) -> None:

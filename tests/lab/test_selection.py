@@ -252,6 +252,21 @@ def test_the_summary_says_when_there_is_nothing_and_which_was_the_worst(
     assert "39 times within 2 % of it" in worst
 
 
+def test_another_estimate_gives_the_losses_of_its_own_choices(clock: Clock, measure: FakeMeasure) -> None:
+    suite = opened(None)
+    measure.times = {15: 3.0, 17: 2.0, 18: 2.5, 21: 1.0, 22: 3.3, 23: 1.1}
+    suite.run(measure, Budget(None, clock), quiet)
+    as_it_is = selection.losses_if(suite.data, H200, 1.0, 0.5)
+    assert as_it_is == [verdict.loss for verdict in selection.verdicts(suite.data, 23)]
+    dear = selection.losses_if(suite.data, H200, 1e6, 0.5)
+    assert set(dear) <= {3.0, 2.0}  # nothing is cut: rungs 15 and 17
+    free = selection.losses_if(suite.data, H200, 0.0, 0.5)
+    assert sum(loss == 1.0 for loss in free) > sum(loss == 1.0 for loss in as_it_is)
+    # Small tiles that gain nothing by sharing an SM are chosen less often.
+    alone = selection.losses_if(suite.data, H200, 1e6, 1.0)
+    assert alone.count(2.0) < dear.count(2.0)
+
+
 def test_rounds_are_compared_one_by_one() -> None:
     row = {
         "rungs": {

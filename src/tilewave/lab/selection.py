@@ -316,6 +316,30 @@ def verdicts(data: Mapping[str, Any], selector: int) -> Iterator[Verdict]:
         )
 
 
+def losses_if(data: Mapping[str, Any], spec: DeviceSpec, combining: float, lone: float) -> list[float]:
+    """What rung 23's choices would have cost under another estimate, product by product.
+
+    ``combining`` multiplies the allowance for combining. ``lone`` is the time of a small tile alone on an SM
+    relative to two that share one; the planner's estimate, which adds up work, takes it to be a half.
+    """
+    losses = []
+    for row in data["rows"]:
+        costs: dict[int, float] = {}
+        for candidate in planned(23, Place(row["kind"], *_shape(row)), spec).considered:
+            if candidate.estimate is None or candidate.cut is None:
+                continue
+            work = candidate.estimate.work
+            if candidate.variant is SMALL:
+                blocks = -(-candidate.cut.blocks // spec.sms)
+                work *= (blocks - blocks % 2 + blocks % 2 * 2 * lone) / blocks
+            cost = work + combining * candidate.estimate.combining
+            rung = rung_of(candidate.variant, candidate.schedule)
+            costs[rung] = min(cost, costs.get(rung, math.inf))
+        chosen = min(costs, key=lambda rung: costs[rung])
+        losses.append(times_as_slow(row, chosen, best_of(row, VARIANTS)))
+    return losses
+
+
 def in_words(row: Mapping[str, Any]) -> str:
     """One product in a line: its choice, the best, what the difference costs."""
     parts = []
