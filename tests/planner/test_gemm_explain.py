@@ -57,8 +57,8 @@ def test_it_says_what_runs_where_and_for_how_long() -> None:
         ),
         (
             replace(product(512, 512, 512), b=MatrixLayout(1030, 2)),
-            "B's elements are 1030 and 2 elements apart in both directions, so loads are 4 bytes; a copy with "
-            "neighbours side by side would allow 16.",
+            "B's elements are 1030 and 2 elements apart in both directions, so loads are 4 bytes; a copy "
+            "with neighbours side by side would allow 16.",
         ),
         (
             replace(product(64, 64, 64, (3,)), b=MatrixLayout(64, 1, (4097,))),

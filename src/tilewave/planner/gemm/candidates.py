@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import takewhile
 
-from tilewave.planner.gemm.estimate import Weigher
+from tilewave.planner.gemm.estimate import LEAST_SLICES, Weigher
 from tilewave.planner.gemm.options import PlanOptions
 from tilewave.planner.gemm.records import workspace_of
 from tilewave.planner.schedules import (
@@ -22,9 +22,6 @@ from tilewave.planner.schedules import (
 
 MAX_BLOCKS = 2**31 - 1
 """CUDA's limit on blocks along x."""
-
-LEAST_SLICES = 2
-"""Assumed: a piece of fewer slices than this is not worth cutting, because it fills no pipeline."""
 
 MANY_WAVES = 4
 """Assumed: with this many tiles an SM, cutting all of them is not worth weighing."""
@@ -101,6 +98,9 @@ def why_useless(
         return f"{cut.blocks:,} blocks are more than a launch can have ({MAX_BLOCKS:,})"
     if options.max_sms is not None and cut.blocks > sms:
         return f"{cut.blocks:,} blocks would use more than {sms} SMs"
-    if (needed := sum(workspace_of(instance, cut))) > options.workspace_limit:
+    if (
+        cut.tiles != cut.whole_tiles
+        and (needed := sum(workspace_of(instance, cut))) > options.workspace_limit
+    ):
         return f"a workspace of {needed:,} bytes is more than the limit of {options.workspace_limit:,}"
     return None

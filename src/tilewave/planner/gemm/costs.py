@@ -20,6 +20,7 @@ from functools import cache
 from importlib import resources as package_files
 from typing import Any
 
+from tilewave.device.catalog import find_spec
 from tilewave.errors import UsageError
 from tilewave.kernels.instances import Instance
 from tilewave.planner.cost import Basis, Constant
@@ -137,8 +138,9 @@ class Calibration:
 @cache
 def costs_for(device: str) -> GemmCosts:
     """The constants for a GPU model: its packaged calibration's, else theory's."""
+    known = find_spec(device)  # a driver's name of a GPU may have more words than ours
     folder = package_files.files("tilewave.planner.gemm").joinpath("calibration")
-    file = folder.joinpath(f"{device.replace(' ', '_')}.json")
+    file = folder.joinpath(f"{(known.name if known else device).replace(' ', '_')}.json")
     if not file.is_file():
         return THEORY
     return Calibration.from_json(file.read_text(encoding="utf-8")).applied()

@@ -18,8 +18,11 @@ from tilewave.planner.cost import moved_pieces
 from tilewave.planner.gemm.costs import GemmCosts
 from tilewave.planner.gemm.records import FLOAT_BYTES, GemmEstimate
 from tilewave.planner.gemm.resources import blocks_per_sm, why_it_cannot_run
-from tilewave.planner.schedules import Decomposition
+from tilewave.planner.schedules import Decomposition, Schedule, ScheduleKind
 from tilewave.problem import GemmProblem, MatrixLayout
+
+LEAST_SLICES = 2
+"""Assumed: a piece of fewer slices than this is not worth cutting, because it fills no pipeline."""
 
 _SECTOR = 8  # floats of a 32-byte sector, the least that memory moves
 
@@ -94,11 +97,47 @@ def _copies(access: Access | None, extent: int, threads: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
+class Rates:
+    """The constants on one GPU, in microseconds and bytes a microsecond, for ``sms`` of its SMs."""
+
+    sms: int
+    launch: float
+    few_warps: float
+    overlap: float
+    walk: float
+    combining: float
+    memory: float
+    partials: float
+    sm: float
+    kept_in_l2: float
+
+    @classmethod
+    def of(cls, spec: DeviceSpec, costs: GemmCosts, sms: int) -> Rates:
+        """The rates of a GPU of which ``sms`` SMs are used."""
+        sm = spec.clock_mhz * costs.sm_bytes.value
+        bandwidth = spec.bandwidth_gb_s * 1e3
+        return cls(
+            sms=sms,
+            launch=costs.launch.value,
+            few_warps=costs.few_warps.value,
+            overlap=costs.overlap.value,
+            walk=costs.walk.value,
+            combining=costs.combining.value,
+            # A part of the GPU draws no more than its SMs can.
+            memory=min(bandwidth * costs.bandwidth.value, sms * sm),
+            partials=bandwidth * costs.partials.value,
+            sm=sm,
+            kept_in_l2=spec.l2_bytes * costs.l2.value,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class InstanceModel:
     """An instance on a GPU: whether it runs, and what it costs; times in microseconds.
 
     ``element`` is an SM's time per multiply-add with warps enough, ``warps`` what a block adds to a
-    sub-partition, ``resident`` the blocks that an SM holds.
+    sub-partition, ``resident`` the blocks that an SM holds, ``round`` what a block's start and the sum of its
+    k groups take.
     """
 
     instance: Instance
@@ -106,18 +145,26 @@ class InstanceModel:
     resident: int
     element: float
     warps: float
+    round: float
+    warp_size: int
+    sub_partitions: int
 
     @classmethod
     def of(cls, instance: Instance, spec: DeviceSpec, costs: GemmCosts) -> InstanceModel:
         """The model of an instance on a GPU."""
         refusal = why_it_cannot_run(instance, spec)
         rate = spec.fp32_lanes_per_sm * spec.clock_mhz * fma_share(instance, costs)
+        # Groups leave their sums in shared memory, which moves 32 floats a clock, and read the others'.
+        groups = 2 * instance.k_groups * instance.bm * instance.bn / 32 if instance.k_groups > 1 else 0
         return cls(
             instance,
             refusal,
             0 if refusal else blocks_per_sm(instance, spec),
             costs.factor(instance) / rate,
             instance.threads / spec.warp_size / spec.sub_partitions,
+            (costs.round.value + groups) / spec.clock_mhz,
+            spec.warp_size,
+            spec.sub_partitions,
         )
 
 
@@ -125,20 +172,12 @@ class Weigher:
     """Estimates schedules of one problem for one instance on one GPU."""
 
     __slots__ = (
-        "_block_bytes",
-        "_few",
-        "_launch",
         "_memory",
         "_out_bytes",
-        "_overlap",
-        "_partial_rate",
-        "_round",
-        "_setup",
+        "_rates",
         "_slice",
-        "_sm_rate",
-        "_sms",
+        "_slice_bytes",
         "_tile_bytes",
-        "_walk",
         "_warps",
         "band",
         "depth",
@@ -149,59 +188,39 @@ class Weigher:
         "tiles_n",
     )
 
-    def __init__(
-        self,
-        model: InstanceModel,
-        problem: GemmProblem,
-        traffic: Traffic,
-        spec: DeviceSpec,
-        sms: int,
-        costs: GemmCosts,
-    ) -> None:
+    def __init__(self, model: InstanceModel, problem: GemmProblem, traffic: Traffic, rates: Rates) -> None:
         instance = model.instance
         self.model = model
-        self._sms = sms
-        self.tiles_m, self.tiles_n, groups = instance.tiles(problem)
-        self.tiles = self.tiles_m * self.tiles_n * groups
+        self._rates = rates
+        m, n, batches = problem.m, problem.n, problem.batches
+        bm, bn, all_items = instance.bm, instance.bn, instance.items
+        self.tiles_m, self.tiles_n = -(-m // bm), -(-n // bn)
+        self.tiles = self.tiles_m * self.tiles_n * -(-batches // all_items)
         k = problem.k if problem.product else 0
         self.depth = instance.bk
         self.slices = max(1, -(-k // instance.bk))
 
         # A block that computes less than its tile still runs whole warps of whole thread tiles.
-        items = min(instance.items, problem.batches)
-        rows, columns = min(instance.bm, problem.m), min(instance.bn, problem.n)
+        items, rows, columns = min(all_items, batches), min(bm, m), min(bn, n)
         self._warps = model.warps
         if instance.cuttable:
-            outputs, deep = instance.bm * instance.bn * instance.items, self.slices * instance.bk
+            outputs, deep = bm * bn * all_items, self.slices * instance.bk
         else:
             threads = items * -(-rows // instance.tm) * -(-columns // instance.tn)
-            warps = -(-min(threads, instance.threads) // spec.warp_size)
-            outputs, deep = warps * spec.warp_size * instance.tm * instance.tn, k
-            self._warps = warps / spec.sub_partitions
-        self._slice = (outputs * deep * model.element / self.slices) if problem.product else 0.0
+            warps = -(-min(threads, instance.threads) // model.warp_size)
+            outputs, deep = warps * model.warp_size * instance.tm * instance.tn, k
+            self._warps = warps / model.sub_partitions
+        self._slice = outputs * deep * model.element / self.slices if problem.product else 0.0
 
         # Bytes of a slice and of a tile's outputs, through L2.
         per_item_a = items if any(problem.a.batch) else 1
         per_item_b = items if any(problem.b.batch) else 1
-        self._block_bytes = FLOAT_BYTES * k * (rows * per_item_a + columns * per_item_b) / self.slices
+        self._slice_bytes = FLOAT_BYTES * k * (rows * per_item_a + columns * per_item_b) / self.slices
         self._out_bytes = traffic.outputs / max(1, self.tiles)
-        self._tile_bytes = FLOAT_BYTES * instance.bm * instance.bn * instance.items
+        self._tile_bytes = FLOAT_BYTES * bm * bn * all_items
 
-        self._few = costs.few_warps.value
-        self._launch = costs.launch.value
-        self._setup = costs.combining.value
-        self._walk = costs.walk.value
-        self._overlap = costs.overlap.value
-        self._partial_rate = spec.bandwidth_gb_s * 1e3 * costs.partials.value
-        self._sm_rate = spec.clock_mhz * costs.sm_bytes.value
-        groups_sum = 2 * instance.k_groups * instance.bm * instance.bn / 32 if instance.k_groups > 1 else 0
-        self._round = (costs.round.value + groups_sum) / spec.clock_mhz
-
-        self.band = self._band(problem, sms * max(1, model.resident))
-        moved = traffic.total + self._read_again(problem, traffic, spec.l2_bytes * costs.l2.value)
-        # A part of the GPU draws no more than its SMs can.
-        rate = min(spec.bandwidth_gb_s * 1e3 * costs.bandwidth.value, sms * self._sm_rate)
-        self._memory = moved / rate
+        self.band = self._band(problem, rates.sms * max(1, model.resident))
+        self._memory = (traffic.total + self._read_again(problem, traffic)) / rates.memory
 
     def _band(self, problem: GemmProblem, resident: int) -> int:
         """Tile rows of a band, so that what runs together covers a patch that is close to square."""
@@ -211,27 +230,43 @@ class Weigher:
         wave = min(resident, self.tiles_m * self.tiles_n)
         return min(self.tiles_m, max(1, round(math.sqrt(wave * instance.bn / instance.bm))))
 
-    def _read_again(self, problem: GemmProblem, traffic: Traffic, kept: float) -> float:
+    def _read_again(self, problem: GemmProblem, traffic: Traffic) -> float:
         """Bytes of B that are read once more for every further band of tile rows, where L2 does not keep
         them."""
         if not problem.product or self.tiles_m <= self.band:
             return 0.0
         items = max(1, problem.batches)
         band_share = self.band / self.tiles_m
-        if (traffic.b + traffic.a * band_share) / items <= kept:
+        if (traffic.b + traffic.a * band_share) / items <= self._rates.kept_in_l2:
             return 0.0
         return (-(-self.tiles_m // self.band) - 1) * float(traffic.b)
 
     def least(self) -> float:
         """What no schedule can beat: all work spread evenly, with all warps, and memory's time."""
-        warps = self.model.resident * self._warps
-        compute = self.tiles * self.slices * self._slice / self._sms * (1 + self._few / warps)
-        compute *= min(1.0, self._walk)
-        return self._launch + self._together(compute, self._memory)
+        rates = self._rates
+        slowdown = 1 + rates.few_warps / (self.model.resident * self._warps)
+        compute = self.tiles * self.slices * self._slice / rates.sms * slowdown * min(1.0, rates.walk)
+        return rates.launch + self._together(compute, self._memory)
+
+    def least_of(self, schedule: Schedule) -> float:
+        """What a schedule cannot beat, quicker to find than its estimate."""
+        rates, tiles, pieces = self._rates, self.tiles, schedule.pieces
+        if schedule.kind is ScheduleKind.DATA_PARALLEL:
+            compute = -(-tiles // rates.sms) * self.slices * self._slice
+            return rates.launch + max(compute, self._memory)
+        if schedule.kind is not ScheduleKind.SPLIT_K or pieces > self.slices // LEAST_SLICES:
+            return 0.0  # K is too short for the pieces, so fewer are cut
+        rounds = -(-tiles * pieces // rates.sms)
+        compute = rounds * (self.slices // pieces) * self._slice
+        everyone = 2 * tiles * pieces * self._tile_bytes / rates.partials
+        busiest_sm = (rounds - (-tiles // rates.sms) * pieces) * self._tile_bytes / rates.sm
+        return rates.launch + max(compute, self._memory) + rates.combining + max(everyone, busiest_sm)
 
     def _together(self, compute: float, memory: float) -> float:
         """Arithmetic beside traffic: the longer, and a share of the shorter."""
-        return max(compute, memory) + self._overlap * min(compute, memory)
+        if compute > memory:
+            return compute + self._rates.overlap * memory
+        return memory + self._rates.overlap * compute
 
     def key(self, cut: Decomposition) -> tuple[float, float]:
         """Predicted microseconds, and those of the arithmetic, which tell apart what memory makes equal."""
@@ -242,31 +277,30 @@ class Weigher:
         return GemmEstimate(*self._parts(cut))
 
     def _parts(self, cut: Decomposition) -> tuple[float, float, float, float, float]:
-        sms, model = self._sms, self.model
-        if cut.blocks == 0:
-            return 0.0, 0.0, 0.0, 0.0, 0.0
-        busiest = cut.busiest_slices(sms) * self.slices // cut.slices
+        rates, resident = self._rates, self.model.resident
+        sms, cut_slices, walkers = rates.sms, cut.slices, cut.walkers
+        busiest = cut.busiest_slices(sms) * self.slices // cut_slices
         on_sm = -(-cut.blocks // sms)
-        full, rest = divmod(on_sm, model.resident)
+        full, rest = divmod(on_sm, resident)
         # The inverse of w / (w + few), averaged over blocks: those of full rounds, and those of the last.
-        slowdown = full * (model.resident + self._few / self._warps)
+        few = rates.few_warps / self._warps
+        slowdown = full * (resident + few)
         if rest:
-            slowdown += rest + self._few / self._warps
+            slowdown += rest + few
         compute = busiest * self._slice * slowdown / on_sm
-        if cut.walkers and cut.slices > 1:
-            compute *= self._walk
         rounds = full + (rest > 0)
-        if cut.walkers:
+        if walkers:
             rounds = -(-busiest // self.slices)
-        compute += (rounds - 1) * self._round / model.resident
+            if cut_slices > 1:
+                compute *= rates.walk
+        compute += (rounds - 1) * self.model.round / resident
         tiles_on_sm = -(-cut.tiles // sms)
-        through_l2 = (busiest * self._block_bytes + tiles_on_sm * self._out_bytes) / self._sm_rate
+        through_l2 = (busiest * self._slice_bytes + tiles_on_sm * self._out_bytes) / rates.sm
         memory = max(self._memory, through_l2)
         combining = 0.0
-        if cut.slots and cut.slices > 1:
-            everyone = 2 * cut.slots * self._tile_bytes / self._partial_rate
-            busiest_sm = moved_pieces(cut, sms) * self._tile_bytes / self._sm_rate
-            combining = self._setup + max(everyone, busiest_sm)
-        launch = self._launch
-        together = self._together(compute, memory)
-        return launch + together + combining, compute, memory, combining, launch
+        if cut_slices > 1 and (slots := cut.slots):
+            everyone = 2 * slots * self._tile_bytes / rates.partials
+            busiest_sm = moved_pieces(cut, sms) * self._tile_bytes / rates.sm
+            combining = rates.combining + max(everyone, busiest_sm)
+        total = rates.launch + self._together(compute, memory) + combining
+        return total, compute, memory, combining, rates.launch

@@ -14,7 +14,7 @@ from tilewave.errors import UsageError
 from tilewave.kernels.instances import Family, Instance
 from tilewave.planner.gemm.candidates import bind, schedules_for, why_useless
 from tilewave.planner.gemm.costs import GemmCosts, costs_for
-from tilewave.planner.gemm.estimate import InstanceModel, Traffic, Weigher
+from tilewave.planner.gemm.estimate import InstanceModel, Rates, Traffic, Weigher
 from tilewave.planner.gemm.options import WORKSPACE_LIMIT_BYTES, PlanOptions
 from tilewave.planner.gemm.records import GemmCandidate, GemmEstimate, GemmPlan
 from tilewave.planner.schedules import DATA_PARALLEL, Decomposition, Raster, Schedule, ScheduleKind
@@ -44,6 +44,7 @@ class GemmPlanner:
         self.families = tuple(families)
         self.costs = costs_for(spec.name) if costs is None else costs
         self._models: dict[str, InstanceModel] = {}
+        self._rates: dict[int, Rates] = {}
         self._plans: OrderedDict[Any, GemmPlan] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -73,12 +74,18 @@ class GemmPlanner:
             if weigher is not None
         )
         best: tuple[_Rank, Weigher, Schedule, Decomposition] | None = None
-        sms = self.sms(options)
+        sms, depth = self.sms(options), _depth(problem)
         for least, index, weigher in weighers:
             if best is not None and least > best[0][0]:
                 break  # sorted: no later instance can be faster
-            for order, schedule in enumerate(schedules_for(weigher, sms, options)):
-                cut = bind(weigher, _depth(problem), schedule, sms, options)
+            bounded = [
+                (weigher.least_of(schedule), order, schedule)
+                for order, schedule in enumerate(schedules_for(weigher, sms, options))
+            ]
+            for bound, order, schedule in sorted(bounded, key=_first_two):
+                if best is not None and bound > best[0][0]:
+                    break
+                cut = bind(weigher, depth, schedule, sms, options)
                 if why_useless(weigher, schedule, cut, sms, options) is not None:
                     continue
                 rank = (*weigher.key(cut), schedule.pieces, index, order)
@@ -141,7 +148,7 @@ class GemmPlanner:
         self, problem: GemmProblem, options: PlanOptions, *, explain: bool = False
     ) -> Iterator[tuple[Instance, str | None, Weigher | None]]:
         """Every matching instance with its weigher, or why it cannot be used."""
-        traffic, sms = Traffic.of(problem), self.sms(options)
+        traffic, rates = Traffic.of(problem), self._rates_of(self.sms(options))
         for family in self.families:
             for instance in family.matching(problem):
                 reason = family.refuses(instance, problem)
@@ -150,7 +157,7 @@ class GemmPlanner:
                 model = self.model(instance)
                 reason = reason or model.refusal
                 if reason is None:
-                    yield instance, None, Weigher(model, problem, traffic, self.spec, sms, self.costs)
+                    yield instance, None, Weigher(model, problem, traffic, rates)
                 elif explain:
                     yield instance, reason, None
 
@@ -160,6 +167,12 @@ class GemmPlanner:
         if model is None:
             model = self._models[instance.name] = InstanceModel.of(instance, self.spec, self.costs)
         return model
+
+    def _rates_of(self, sms: int) -> Rates:
+        rates = self._rates.get(sms)
+        if rates is None:
+            rates = self._rates[sms] = Rates.of(self.spec, self.costs, sms)
+        return rates
 
     def _nothing(self, problem: GemmProblem) -> GemmPlan:
         """A plan without blocks, for an output without elements."""
@@ -261,6 +274,10 @@ def _checked(problem: GemmProblem) -> GemmProblem:
 
 def _depth(problem: GemmProblem) -> int:
     return problem.k if problem.product else 0
+
+
+def _first_two(entry: tuple[float, int, Schedule]) -> tuple[float, int]:
+    return entry[:2]
 
 
 def _why_variant(instance: Instance) -> str | None:
