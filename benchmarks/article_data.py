@@ -39,6 +39,7 @@ class Results:
         names = ("tflops", "share", "change", "count", "registers", "spills", "probe", "hit", "per_tile")
         names += ("scalar", "passes", "selected", "of_peak", "busy", "stall", "clocks", "cublas", "held")
         names += ("cut", "fma_share", "slower", "demand", "bandwidth", "lone")
+        names += ("library", "zeros", "watts")
         object.__setattr__(self, "calls", {name: getattr(self, name) for name in names})
 
     @cached_property
@@ -213,6 +214,31 @@ class Results:
         counted = self.row(gpu, int(rung), int(size)).counted
         assert counted is not None
         return f"{100 * counted.fma_share:.0f} %"
+
+    def library(self, what: str) -> str:
+        """What the profiler read of cuBLAS's kernel at N = 2048: ``busy`` (FMA pipe) or ``passes`` a read."""
+        record = load(self.folder / "profile_h200.json")
+        if record is None or not record["library"]:
+            return MISSING
+        figures = record["library"][0]["reading"]["figures"]
+        if what == "passes":
+            return f"{figures['shared_load_passes'] / figures['shared_loads']:.2f}"
+        return f"{figures['fma_pipe_percent']:.0f} %"
+
+    def zeros(self, contender: str) -> str:
+        """The throughput of ``ours`` or ``cublas`` on zeros against random data, in a run of 50 s."""
+        found = self._power(contender)
+        return percent(found["zeros"]["tflops"] / found["random"]["tflops"]) if found else MISSING
+
+    def watts(self, contender: str, data: str) -> str:
+        """Median power in that run."""
+        found = self._power(contender)
+        return f"{found[data]['median_w']:.0f} W" if found else MISSING
+
+    def _power(self, contender: str) -> dict[str, Any]:
+        record = load(self.folder / "power_h200.json")
+        summaries = [] if record is None else record["summaries"]
+        return {one["data"]: one for one in summaries if one["contender"] == contender}
 
     def lone(self) -> str:
         """Time of a small tile alone on an SM relative to two that share one."""
