@@ -203,15 +203,15 @@ def _view_torch(array: Any, name: str, stream: int | None) -> ArrayView:
             f"the negated values; pass {name}.resolve_neg()"
         )
     where = array.device.type
-    if where == "cpu":
-        host: NDArray[np.float32] = array.detach().numpy()
-        return _host_view(array, host, name, "torch")
-    if where != "cuda":
+    if where not in ("cpu", "cuda"):
         raise UsageError(f"{name} is a tensor on {array.device}; accepted are tensors on cuda and cpu")
     try:
         address = int(array.data_ptr())
+        host: NDArray[np.float32] | None = array.detach().numpy() if where == "cpu" else None
     except RuntimeError as error:  # tensors of torch.func and torch.compile have no memory
         raise UsageError(f"{name} is a {type(array).__name__} without memory of its own: {error}") from error
+    if host is not None:
+        return _host_view(array, host, name, "torch")
     layout = Layout(tuple(array.shape), tuple(array.stride()))
     return _device_view(array, "torch", name, address, layout, array.get_device())
 
@@ -345,6 +345,8 @@ def _elements(strides: tuple[int, ...], shape: tuple[int, ...], name: str) -> tu
 def _device_view(
     owner: Any, framework: str, name: str, address: int, layout: Layout, device: int
 ) -> ArrayView:
+    if address == 0 and layout.size:
+        raise UsageError(f"{name} has no memory: a {type(owner).__name__} of {layout} at address 0")
     if address % FLOAT_BYTES and layout.size:
         raise UsageError(
             f"{name} lies at address {address:#x}; float32 on a GPU must lie at a multiple of {FLOAT_BYTES}: "

@@ -52,8 +52,8 @@ class Check:
         if not self.rounding:
             return (
                 f"a bug, not rounding: {self.wrong:,} of {self.elements:,} elements are further from the "
-                f"exact product than float32 arithmetic can be, which is {bound}; the worst, at {self.worst}, "
-                f"by a factor of {self.error:.3g}"
+                f"exact product than float32 arithmetic can be, which is {bound}; the worst, at "
+                f"{self.worst}, by a factor of {self.error:.3g}"
             )
         verdict = f"rounding: the largest error is {self.error:.2g} times the bound, {bound}"
         if self.relative > gamma(max(1, self.k)):

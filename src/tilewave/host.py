@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewave.call import GemmCall
-from tilewave.outputs import from_host
+from tilewave.outputs import from_host, written
 from tilewave.problem import Activation
 
 Float32 = NDArray[np.float32]
@@ -44,7 +44,7 @@ def run_on_host(call: GemmCall) -> Any:
     else:
         assert call.out.host is not None  # operands are on the host
         call.out.host[...] = result
-        finished = call.out.owner
+        finished = written(call.out)
     if before is None:
         return finished
     return finished, from_host(call.framework, before.reshape(product.result_shape))

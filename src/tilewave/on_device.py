@@ -12,7 +12,7 @@ from tilewave.call import GemmCall
 from tilewave.errors import UsageError
 from tilewave.kernels.arguments import Pointers
 from tilewave.normalise import Normalised, normalise
-from tilewave.outputs import empty_on_device, finished
+from tilewave.outputs import empty_on_device, finished, written
 from tilewave.planner.gemm.options import PlanOptions
 from tilewave.problem import Activation, GemmProblem
 from tilewave.semantics import Alignments, Product, Strides, contiguous, gemm_problem, share_memory
@@ -57,7 +57,7 @@ def run_on_device(call: GemmCall, options: PlanOptions, workspace: Any) -> Any:
         if call.out is not None and target is not call.out:
             submit_copy(call, target, call.out, options)
     _keep_exchanged(call)
-    result = call.out.owner if call.out is not None else finished(call.framework, target.owner)
+    result = written(call.out) if call.out is not None else finished(call.framework, target.owner)
     return result if before is None else (result, finished(call.framework, before.owner))
 
 

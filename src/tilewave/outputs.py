@@ -43,6 +43,14 @@ def finished(framework: str, array: Any) -> Any:
     return sys.modules["jax"].dlpack.from_dlpack(array) if framework == "jax" else array
 
 
+def written(view: ArrayView) -> Any:
+    """The caller's out, after it was written; PyTorch is told, so that a gradient that needs the old values
+    raises instead of using the new ones."""
+    if view.framework == "torch" and not view.owner.is_inference():
+        sys.modules["torch"].autograd.graph.increment_version(view.owner)
+    return view.owner
+
+
 def from_host(framework: str, array: NDArray[np.float32]) -> Any:
     """A result on the host in the library of the operands."""
     if framework == "torch":

@@ -10,7 +10,7 @@ import numpy as np
 from tilewave.arrays import ArrayView
 from tilewave.call import GemmCall
 from tilewave.on_device import submit
-from tilewave.outputs import from_host
+from tilewave.outputs import from_host, written
 from tilewave.planner.gemm.options import PlanOptions
 from tilewave.runtime.kernels import gpu_state
 from tilewave.runtime.staging import DeviceBuffer, Stager, stager
@@ -46,7 +46,7 @@ def run_staged(call: GemmCall, device: int, options: PlanOptions) -> Any:
     else:
         assert call.out.host is not None  # operands are on the host
         call.out.host[...] = host
-        result = call.out.owner
+        result = written(call.out)
     return result if host_before is None else (result, from_host(call.framework, host_before))
 
 

@@ -58,6 +58,9 @@ class FakeExecutor:
 
     submissions: list[Submission] = field(default_factory=list)
 
+    def __repr__(self) -> str:
+        return f"FakeExecutor({len(self.submissions)} submissions)"
+
     def __call__(
         self,
         problem: GemmProblem,
@@ -120,6 +123,7 @@ class FakeStreams:
         self.current = 0
         self.waits: list[tuple[int, int]] = []
         self.allocated_on: list[int] = []
+        self.changed: list[object] = []
 
     @contextlib.contextmanager
     def on(self, handle: int) -> Iterator[None]:
@@ -188,6 +192,9 @@ class TorchTensor:
     def get_device(self) -> int:
         return 0
 
+    def is_inference(self) -> bool:
+        return False
+
     def is_neg(self) -> bool:
         return self.negated
 
@@ -213,6 +220,9 @@ def fake_torch(streams: FakeStreams) -> types.ModuleType:
     module.from_numpy = lambda host: TorchTensor(host, "cpu")  # type: ignore[attr-defined]
     module._C = types.SimpleNamespace(  # type: ignore[attr-defined]
         _cuda_getCurrentRawStream=lambda device: streams.current
+    )
+    module.autograd = types.SimpleNamespace(  # type: ignore[attr-defined]
+        graph=types.SimpleNamespace(increment_version=streams.changed.append)
     )
     module.cuda = types.SimpleNamespace(  # type: ignore[attr-defined]
         stream=lambda stream: streams.on(stream), ExternalStream=lambda handle, device: handle
@@ -268,6 +278,9 @@ class FakeGpu:
     waits: list[tuple[int, int]] = field(default_factory=list)
     kept: list[object] = field(default_factory=list)
     shared: list[Any] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return "FakeGpu()"
 
 
 @pytest.fixture
