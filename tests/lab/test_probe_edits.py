@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,7 @@ from probe_helpers import ALL_VARIANTS, CHANGED, named
 
 from tilewave.errors import UsageError
 from tilewave.lab.probe_catalog import PROBES
-from tilewave.lab.probe_edits import Edit, apply_edits, bits_expression, edited, lane_map_edit
+from tilewave.lab.probe_edits import Edit, apply_edits, lane_map_edits
 from tilewave.lab.probe_records import Probe, Variant
 from tilewave.lab.probe_search import number_of
 from tilewave.lab.registry import get_rung
@@ -31,9 +32,10 @@ def test_every_edit_fits_once_and_changes_something(pair: tuple[Probe, Variant])
     assert rung.source().headers == get_rung(rung.number).source().headers
 
 
-def test_all_changed_kernels_differ() -> None:
-    sources = {variant.rung.source().text for _, variant in CHANGED}
-    assert len(sources) == len(CHANGED)
+def test_all_kernels_of_a_probe_differ() -> None:
+    for probe in PROBES.values():
+        sources = {(variant.rung.source().text, variant.hold_to) for variant in probe.variants}
+        assert len(sources) == len(probe.variants)
 
 
 def test_unchanged_variants_are_the_rungs() -> None:
@@ -86,27 +88,33 @@ def test_a_rung_that_was_rewritten_fails_its_probe(
         rung.source()
 
 
-def test_bits_of_a_lane_in_cuda_are_those_of_the_search() -> None:
-    """The expression means the same in C++ and in Python."""
-    for count in range(6):
-        for bits in itertools.permutations(range(5), count):
-            values = [eval(bits_expression(bits), {"lane": lane}) for lane in range(32)]
-            np.testing.assert_array_equal(values, number_of(bits))
+def test_the_table_of_a_lane_map_is_that_of_the_search() -> None:
+    """A place is row times columns plus column, as the kernel takes it apart."""
+    for order in itertools.permutations(range(5)):
+        rows, columns = order[:2], order[2:]
+        table, line = lane_map_edits(rows, columns)
+        listed = re.search(r"lane_places\[32\] = {(.*)};", table.new)
+        assert listed is not None
+        places = np.array([int(place) for place in listed[1].split(",")])
+        assert sorted(places) == list(range(32))
+        np.testing.assert_array_equal(places // 8, number_of(rows))
+        np.testing.assert_array_equal(places % 8, number_of(columns))
+        assert "lx = place % (WN / TN), ly = place / (WN / TN)" in line.new
 
 
 @pytest.mark.parametrize("bits", [((0, 1), (2, 3)), ((0, 1), (1, 2, 3, 4)), ((0, 1), (2, 3, 5)), ((), ())])
 def test_a_lane_map_uses_every_bit_once(bits: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
     with pytest.raises(UsageError, match="uses each of the bits 0 to 4 once"):
-        lane_map_edit(*bits)
+        lane_map_edits(*bits)
 
 
-def test_the_rungs_own_lane_map_changes_no_number() -> None:
-    """Lane % 8 is bits 0, 1, 2 and lane / 8 is bits 3, 4: the edit with these is the rung."""
-    edit = lane_map_edit((3, 4), (0, 1, 2))
-    assert edited(15, edit).source().text != edited(15).source().text
-    lanes = np.arange(32)
-    np.testing.assert_array_equal(number_of((0, 1, 2)), lanes % 8)
-    np.testing.assert_array_equal(number_of((3, 4)), lanes // 8)
+def test_the_rungs_own_lane_map_counts_the_lanes() -> None:
+    """Lane % 8 is bits 0, 1, 2 and lane / 8 is bits 3, 4."""
+    table, _ = lane_map_edits((3, 4), (0, 1, 2))
+    assert f"{{{', '.join(map(str, range(32)))}}}" in table.new
+    for key in ("rows", "own-8x8", "own-16x8"):
+        probe = PROBES["half-warps" if key == "rows" else "lane-maps"]
+        assert probe.variant(key).rung.edits[0] == table
 
 
 def test_names_of_probes_and_variants_are_unique() -> None:
@@ -128,7 +136,14 @@ def test_names_of_probes_and_variants_are_unique() -> None:
 def test_each_lane_map_stands_against_its_own_rung() -> None:
     probe = PROBES["lane-maps"]
     against = {variant.key: probe.against(variant) for variant in probe.variants}
-    assert against == {"rung-12": None, "best-8x8": "rung-12", "rung-15": None, "best-16x8": "rung-15"}
+    assert against == {
+        "rung-12": None,
+        "own-8x8": "rung-12",
+        "best-8x8": "own-8x8",
+        "rung-15": None,
+        "own-16x8": "rung-15",
+        "best-16x8": "own-16x8",
+    }
     for probe in PROBES.values():
         for variant in probe.variants:
             other = probe.against(variant)

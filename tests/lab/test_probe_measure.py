@@ -142,11 +142,13 @@ def test_each_is_compared_with_its_own(timed: Callable[..., dict[str, Timed]]) -
     def slow(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
         right(a, b, c)
 
-    found = timed(PROBES["lane-maps"], {"rung-15": slow}, {slow: 2.0})
+    found = timed(PROBES["lane-maps"], {"own-16x8": slow}, {slow: 2.0})
     assert {key: one.ratio for key, one in found.items()} == {
         "rung-12": None,
+        "own-8x8": 1.0,
         "best-8x8": 1.0,
         "rung-15": None,
+        "own-16x8": 0.5,
         "best-16x8": 2.0,
     }
     found = timed(PROBES["same-slice"], {"masked": slow}, {slow: 2.0})

@@ -11,9 +11,8 @@ from dataclasses import dataclass, fields
 
 from tilewave.compiler import Source
 from tilewave.errors import UsageError
+from tilewave.lab.probe_search import LANE_BITS, number_of
 from tilewave.lab.registry import Rung, get_rung
-
-LANE_BITS = 5
 
 
 @dataclass(frozen=True)
@@ -67,24 +66,27 @@ def edited(number: int, *edits: Edit, product: bool = True) -> EditedRung:
     return EditedRung(**values, edits=edits, product=product)
 
 
-def bits_expression(bits: Sequence[int]) -> str:
-    """C++ for the number whose bit i is bit ``bits[i]`` of ``lane``."""
-    terms = []
-    for place, bit in enumerate(bits):
-        taken = "(lane & 1)" if bit == 0 else f"(lane >> {bit} & 1)"
-        terms.append(taken if place == 0 else f"{taken} << {place}")
-    return " | ".join(terms) if terms else "0"
-
-
-def lane_map_edit(row_bits: Sequence[int], column_bits: Sequence[int]) -> Edit:
+def lane_map_edits(row_bits: Sequence[int], column_bits: Sequence[int]) -> tuple[Edit, ...]:
     """Give each lane of a warp another patch: bit i of its row is bit ``row_bits[i]`` of its number.
 
-    For rungs from 10 on, whose warps are ``WM / TM`` rows of ``WN / TN`` lanes.
+    For rungs from 10 on, whose warps are ``WM / TM`` rows of ``WN / TN`` lanes. The map is a table in
+    constant memory, into which the compiler cannot look: kernels of two maps differ in 32 bytes of data, and
+    in no instruction or register.
     """
     if sorted([*row_bits, *column_bits]) != list(range(LANE_BITS)):
         raise UsageError(f"a lane map uses each of the bits 0 to 4 once, not {row_bits} and {column_bits}")
-    return Edit(
-        "lanes take other patches of the warp's tile",
-        "  const int lx = lane % (WN / TN), ly = lane / (WN / TN);  // the thread's place in the warp\n",
-        f"  const int lx = {bits_expression(column_bits)}, ly = {bits_expression(row_bits)};\n",
+    places = number_of(column_bits) + (number_of(row_bits) << len(column_bits))
+    return (
+        Edit(
+            "a table of the lanes' places",
+            "template <bool kVectors>\n__global__ void",
+            "// Row by row, where in the warp's tile each lane has its patch.\n"
+            f"__constant__ unsigned char lane_places[32] = {{{', '.join(map(str, places))}}};\n\n"
+            "template <bool kVectors>\n__global__ void",
+        ),
+        Edit(
+            "lanes take their places from the table",
+            "  const int lx = lane % (WN / TN), ly = lane / (WN / TN);  // the thread's place in the warp\n",
+            "  const int place = lane_places[lane], lx = place % (WN / TN), ly = place / (WN / TN);\n",
+        ),
     )

@@ -11,8 +11,9 @@ a group of one lane is followed by that of the next; so do its columns.
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -116,7 +117,8 @@ def lane_maps(shapes: Iterable[int] = range(LANE_BITS + 1)) -> Iterator[tuple[Bi
             yield order[:row_count], order[row_count:]
 
 
-def search(tm: int, tn: int) -> list[LaneMapCost]:
+@functools.cache
+def search(tm: int, tn: int) -> tuple[LaneMapCost, ...]:
     """Every lane map with every split of rows and columns for a ``tm`` x ``tn`` patch, the cheapest first.
 
     Of equals those come first whose warp's tile is nearest to a square (it needs the fewest distinct values),
@@ -146,14 +148,15 @@ def search(tm: int, tn: int) -> list[LaneMapCost]:
         extent = (tm << len(cost.row_bits)) + (tn << len(cost.column_bits))
         return cost.passes, extent, cost.row_group, cost.column_group, cost.row_bits, cost.column_bits
 
-    return sorted(found, key=order)
+    return tuple(sorted(found, key=order))
 
 
 ARRANGEMENTS = {"two rows of eight": 1, "4 x 4 square": 2}
 """Arrangements of a half-warp (lanes 0 to 15): how many of the bits 0 to 3 belong to the row."""
 
 
-def arrangements(tm: int = 16, tn: int = 8) -> dict[str, list[LaneMapCost]]:
+@functools.cache
+def arrangements(tm: int = 16, tn: int = 8) -> Mapping[str, Sequence[LaneMapCost]]:
     """Every lane map of the two half-warp arrangements that the article compares, with every split.
 
     The fifth bit may extend the half-warp's rows or its columns.

@@ -237,7 +237,7 @@ def l2_reuse(at: Reading) -> list[str]:
 
 def half_warps(at: Reading) -> list[str]:
     """Words for ``half-warps``."""
-    names = {"rung-15": "two rows of eight", "square": "the square", "square-z": "the square in Z order"}
+    names = {"rows": "two rows of eight", "square": "the square", "square-z": "the square in Z order"}
     told, passes = [], {}
     for key, name in names.items():
         counted = at.counted(key)
@@ -248,8 +248,10 @@ def half_warps(at: Reading) -> list[str]:
     square, z_order = at.ratio("square"), at.ratio("square-z")
     if square is None or z_order is None:
         return [*lines, _NOT_TIMED]
-    lines.append(f"Against rung 15 the square is {change(square)}, the square in Z order {change(z_order)}.")
-    if len(passes) == len(names) and passes["square-z"] < passes["rung-15"] and z_order <= 1 + NOISE:
+    lines.append(
+        f"Against two rows of eight the square is {change(square)}, the square in Z order {change(z_order)}."
+    )
+    if len(passes) == len(names) and passes["square-z"] < passes["rows"] and z_order <= 1 + NOISE:
         lines.append(
             "Fewer passes buy nothing here, as the article came to suspect: they do not limit rung 15."
         )
