@@ -117,10 +117,10 @@ def selection(results: Results) -> Iterator[str]:
         yield f"On an H200 (`python benchmarks/selection.py`): {MISSING}."
         return
     places = {(place["m"], place["n"], place["k"]): place["kind"] for place in data["places"]}
-    rounds = sorted(len(row["rungs"][str(VARIANTS[0])]["speed"]["milliseconds"]) for row in data["rows"])
+    taken = sorted(len(row["rungs"][str(VARIANTS[0])]["speed"]["milliseconds"]) for row in data["rows"])
     yield (
         f"{len(data['rows'])} of {len(places)} products, drawn with seed {data['seed']}; TFLOP/s, medians of "
-        f"{rounds[0]} to {rounds[-1]} rounds; the best variant is bold, the choices' times are against it."
+        f"{taken[0]} to {taken[-1]} rounds; the best variant is bold, the choices' times are against it."
     )
     yield ""
     rows = []

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from tilewave.bench.environment import GpuState
 from tilewave.compiler import compile_source
 from tilewave.device import get_spec
 from tilewave.lab import ragged
 from tilewave.lab.launches import launch_of
+from tilewave.lab.measure import Measured, MeasuredSize
 from tilewave.lab.ragged import CASES, FORCED, PLACED, RUNGS, forced, placement, stamped
+from tilewave.lab.records import Check, Speed
 from tilewave.lab.registry import get_rung, load_rungs
 from tilewave.lab.truth import digest_of
 
@@ -121,3 +127,80 @@ def test_the_committed_counts_are_those_of_the_rungs() -> None:
             assert fresh["counted"][name] == value, name
     scaled = ragged.per_64_fmas(fresh["counted"])
     assert scaled["copies"] == pytest.approx(1.0, rel=0.02)  # 4 + 4 of 16 bytes are 16 + 16 of 4
+
+
+def test_the_script_from_end_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """benchmarks/ragged.py on a machine whose GPU is made up."""
+    path = Path(__file__).parents[2] / "benchmarks" / "ragged.py"
+    described = importlib.util.spec_from_file_location("ragged_script", path)
+    assert described is not None
+    assert described.loader is not None
+    script = importlib.util.module_from_spec(described)
+    described.loader.exec_module(script)
+    state = GpuState()
+    measured: list[tuple[tuple[int, int, int], list[int]]] = []
+
+    class FakeArray:
+        def __init__(self, shape: tuple[int, ...]) -> None:
+            self.shape = shape
+            self.rung: Any = None
+
+        @classmethod
+        def from_numpy(cls, device: object, array: np.ndarray) -> FakeArray:
+            return cls(array.shape)
+
+        @classmethod
+        def empty(cls, device: object, shape: tuple[int, ...]) -> FakeArray:
+            return cls(shape)
+
+        def poison(self) -> None:
+            """Nothing."""
+
+        def to_numpy(self) -> np.ndarray:
+            """Block i on SM i, all at once."""
+            c, tile = np.zeros(self.shape, np.float32), self.rung.tile
+            corner = c[:: tile.bm, :: tile.bn]
+            corner[...] = np.arange(corner.size).reshape(corner.shape)
+            c[:: tile.bm, 2 :: tile.bn] = 1000.0
+            return c
+
+    class FakeMeasurer:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def measure_shape(self, shape: Any, candidates: Any, rng: Any, budget_s: float) -> MeasuredSize:
+            measured.append((shape, [candidate.rung.number for candidate in candidates]))
+            speed = Speed((1.0,), 1, 30.0, 0.0, 1.0)
+            found = {c.rung.number: Measured(Check("GPU", shape, 0.1), 0.0, speed) for c in candidates}
+            return MeasuredSize(found, speed, 0.1, state, state, True)
+
+    def fake_prepare(candidate: Any, device: object, stream: object, a: Any, b: Any, c: Any) -> Any:
+        c.rung = candidate.rung
+        assert not candidate.rung.product
+        return lambda: None
+
+    gpu = SimpleNamespace(device=None, baseline=None)
+    monkeypatch.setattr("tilewave.lab.command.open_gpu", lambda: (gpu, H200, "a made-up GPU"))
+    monkeypatch.setattr("tilewave.runtime.driver.require_gpu", lambda: None)
+    monkeypatch.setattr("tilewave.runtime.driver.DeviceArray", FakeArray)
+    monkeypatch.setattr(
+        "tilewave.runtime.driver.Stream", lambda device: SimpleNamespace(synchronize=lambda: None)
+    )
+    monkeypatch.setattr("tilewave.lab.measure.Measurer", FakeMeasurer)
+    monkeypatch.setattr("tilewave.lab.measure.prepare", fake_prepare)
+    everything = SimpleNamespace(kernels={get_rung(number).entry: None for number in RUNGS})
+    monkeypatch.setattr(
+        script, "run_tasks", lambda work, tasks, jobs, budget: [(task, everything) for task in tasks]
+    )
+    out = tmp_path / "ragged.json"
+    assert script.measure(out, 60.0)
+    assert measured == [(case.shape, [number + FORCED * case.forced for number in RUNGS]) for case in CASES]
+    record = json.loads(out.read_text())
+    assert record["complete"]
+    assert record["placements"]["ragged"]["7"]["first"] == 289
+    assert record["placements"]["wide"]["15"]["late"] == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-1] == f"complete: {out}"
+    assert printed[-2].split() == ["17", *["x", "1.000"] * 5]
