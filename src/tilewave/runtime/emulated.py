@@ -47,22 +47,28 @@ class Placed:
         return as_strided(storage[self.first :], self.shape, strides)
 
 
-def place(memory: Memory, array: Floats, name: str, misalignment: int = 0) -> Placed:
-    """Lay ``array`` out in ``memory`` with its own strides.
+def storage_of(array: Floats, misalignment: int = 0) -> tuple[Floats, int]:
+    """Memory that holds ``array`` with its own strides, and the index of its first element; gaps are NaN.
 
-    The lowest address is ``misalignment`` elements past a multiple of 256 bytes.
+    The lowest address used is ``misalignment`` elements past the beginning.
     """
-    strides = tuple(stride // 4 for stride in array.strides)
-    reach = [(extent - 1) * stride for extent, stride in zip(array.shape, strides, strict=True)]
+    reach = [(extent - 1) * (stride // 4) for extent, stride in zip(array.shape, array.strides, strict=True)]
     if array.size == 0:
         reach = []
     below = -sum(distance for distance in reach if distance < 0)
     above = sum(distance for distance in reach if distance > 0)
     storage = np.full(misalignment + below + above + 1, GAP, np.uint32).view(np.float32)
-    placed_at = misalignment + below
+    first = misalignment + below
     if array.size:
-        as_strided(storage[placed_at:], array.shape, array.strides)[...] = array
-    return Placed(memory.put(storage, name=name), placed_at, array.shape, strides)
+        as_strided(storage[first:], array.shape, array.strides)[...] = array
+    return storage, first
+
+
+def place(memory: Memory, array: Floats, name: str, misalignment: int = 0) -> Placed:
+    """Lay ``array`` out in ``memory``; its lowest address is ``misalignment`` elements past 256 bytes."""
+    storage, first = storage_of(array, misalignment)
+    strides = tuple(stride // 4 for stride in array.strides)
+    return Placed(memory.put(storage, name=name), first, array.shape, strides)
 
 
 def run_plan(
