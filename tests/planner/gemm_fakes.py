@@ -11,14 +11,17 @@ from tilewave.problem import Activation, GemmProblem, MatrixLayout
 ALONG_K, ALONG_MN = Contiguous.K, Contiguous.OTHER
 
 
-def allowed(access: Access, layout: MatrixLayout, along_k: int, along_other: int) -> bool:
-    """Whether an operand may be read so, judged on its address and every stride."""
+def allowed(access: Access, layout: MatrixLayout, along_k: int, along_other: int, k: int, other: int) -> bool:
+    """Whether an operand may be read so, judged on its address, every stride and the length of its lines."""
     if access.width == 4:
         return True
     elements = access.width // 4
-    near, far = (along_k, along_other) if access.contiguous is ALONG_K else (along_other, along_k)
+    near, far, length = (along_k, along_other, k)
+    if access.contiguous is ALONG_MN:
+        near, far, length = along_other, along_k, other
     return (
         near == 1
+        and length % elements == 0
         and layout.alignment >= access.width
         and all(stride % elements == 0 for stride in (far, *layout.batch))
     )
@@ -85,9 +88,9 @@ class FakeTiles:
         for instance in self.all:
             assert instance.a is not None
             assert instance.b is not None
-            if allowed(instance.a, problem.a, problem.a.column, problem.a.row) and allowed(
-                instance.b, problem.b, problem.b.row, problem.b.column
-            ):
+            if allowed(
+                instance.a, problem.a, problem.a.column, problem.a.row, problem.k, problem.m
+            ) and allowed(instance.b, problem.b, problem.b.row, problem.b.column, problem.k, problem.n):
                 found.append(instance)
         # The widest of the ways that fit, as a family would offer them.
         widest = max((i.a.width + i.b.width for i in found if i.a and i.b), default=0)

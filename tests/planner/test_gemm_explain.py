@@ -57,12 +57,17 @@ def test_it_says_what_runs_where_and_for_how_long() -> None:
         ),
         (
             replace(product(512, 512, 512), b=MatrixLayout(1030, 2)),
-            "B's elements are 1030 and 2 elements apart in both directions, so loads are 4 bytes; a copy "
+            "B's elements are 1030 and 2 elements apart in its two directions, so loads are 4 bytes; a copy "
             "with neighbours side by side would allow 16.",
         ),
         (
             replace(product(64, 64, 64, (3,)), b=MatrixLayout(64, 1, (4097,))),
             "B's batch items are 4097 elements apart",
+        ),
+        (
+            product(512, 512, 510, lda=512),
+            "A's rows are 510 elements long, so loads are 4 bytes; K padded to a multiple of 4 would "
+            "allow 16.",
         ),
         (
             product(128 * 20 + 1, 256 * 20, 2048),

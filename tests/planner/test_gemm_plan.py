@@ -134,6 +134,24 @@ def test_a_plan_is_the_same_afresh_and_from_another_planner(draw: random.Random)
         assert first.plan(replace(problem)) is plan
 
 
+def test_any_candidate_can_be_planned(draw: random.Random) -> None:
+    own = planner()
+    for _ in range(20):
+        problem = random_problem(draw, largest=600)
+        for candidate in own.candidates(problem):
+            if candidate.estimate is None:
+                with pytest.raises(UsageError, match="cannot compute"):
+                    own.plan_with(problem, candidate.instance, candidate.schedule)
+                continue
+            plan = own.plan_with(problem, candidate.instance, candidate.schedule)
+            assert (plan.instance, plan.schedule, plan.estimate) == (
+                candidate.instance,
+                candidate.schedule,
+                candidate.estimate,
+            )
+            check_plan(plan, PlanOptions(), own.spec)
+
+
 def test_equal_predictions_are_told_apart_the_same_way_whatever_the_order_of_asking() -> None:
     """Instances that only differ in name predict the same time: the first of the family is chosen."""
     one = FakeTiles()

@@ -111,47 +111,61 @@ def _changes(plan: GemmPlan) -> Iterator[str]:
     """What the user could change, and what it would bring."""
     problem, instance = plan.problem, plan.instance
     if problem.product:
-        for name, access, layout, along in (
-            ("A", instance.a, problem.a, "row" if problem.a.column == 1 else "column"),
-            ("B", instance.b, problem.b, "row" if problem.b.column == 1 else "column"),
+        rows, depth, columns = ("M", problem.m), ("K", problem.k), ("N", problem.n)
+        for name, access, layout, extents in (
+            ("A", instance.a, problem.a, (rows, depth)),
+            ("B", instance.b, problem.b, (depth, columns)),
         ):
             if access is not None and access.width < 16:
-                yield from _alignment(name, layout, access.width, along)
+                yield from _narrow(name, layout, access.width, *extents, problem.batch)
     yield from _padding(plan)
     considered = plan.considered
     if isinstance(considered, Considered):
         yield from _options(plan, considered)
 
 
-def _alignment(name: str, layout: MatrixLayout, width: int, along: str) -> Iterator[str]:
-    """Why an operand is not read 16 bytes at a time."""
-    if 1 not in (layout.row, layout.column):
+def _narrow(
+    name: str,
+    layout: MatrixLayout,
+    width: int,
+    down: tuple[str, int],
+    across: tuple[str, int],
+    batch: tuple[int, ...],
+) -> Iterator[str]:
+    """Why an operand is not read 16 bytes at a time; nothing where only the other one's layout forbids it."""
+    so = f"so loads are {width} bytes"
+    if layout.column == 1 and across[1] > 1:
+        line, leading, (axis, length), lines = "row", layout.row, across, down[1]
+    elif layout.row == 1 and down[1] > 1:
+        line, leading, (axis, length), lines = "column", layout.column, down, across[1]
+    else:
         yield (
-            f"{name}'s elements are {_apart(layout)} elements apart in both directions, so loads are {width} "
-            "bytes; a copy with neighbours side by side would allow 16."
+            f"{name}'s elements are {abs(layout.row)} and {abs(layout.column)} elements apart in its two "
+            f"directions, {so}; a copy with neighbours side by side would allow 16."
         )
         return
-    leading = layout.row if layout.column == 1 else layout.column
-    if leading % 4:
+    if lines > 1 and leading % 4:
         offset = "odd" if leading % 2 else "uneven"
         yield (
-            f"{name}'s {along}s start at {offset} offsets (a leading dimension of {leading}), so loads are "
-            f"{width} bytes; a leading dimension that is a multiple of 4 would allow 16."
+            f"{name}'s {line}s start at {offset} offsets (a leading dimension of {leading}), {so}; a leading "
+            "dimension that is a multiple of 4 would allow 16."
+        )
+    if length % 4:
+        yield (
+            f"{name}'s {line}s are {length} elements long, {so}; {axis} padded to a multiple of 4 would "
+            "allow 16."
         )
     if layout.alignment < 16:
         yield (
-            f"{name} begins at an address that is a multiple of {layout.alignment} bytes only, so loads are "
-            f"{width} bytes; beginning at a multiple of 16 would allow 16."
+            f"{name} begins at an address that is a multiple of {layout.alignment} bytes only, {so}; "
+            "beginning at a multiple of 16 would allow 16."
         )
-    if odd := [stride for stride in layout.batch if stride % 4]:
+    apart = (stride for extent, stride in zip(batch, layout.batch, strict=True) if extent > 1 and stride % 4)
+    if (stride := next(apart, None)) is not None:
         yield (
-            f"{name}'s batch items are {odd[0]} elements apart, so loads are {width} bytes; a distance "
-            "that is a multiple of 4 would allow 16."
+            f"{name}'s batch items are {stride} elements apart, {so}; a distance that is a multiple of 4 "
+            "would allow 16."
         )
-
-
-def _apart(layout: MatrixLayout) -> str:
-    return f"{abs(layout.row)} and {abs(layout.column)}"
 
 
 def _padding(plan: GemmPlan) -> Iterator[str]:

@@ -93,11 +93,40 @@ class GemmPlanner:
                     best = rank, weigher, schedule, cut
         if best is None:
             raise UsageError(self._why_nothing(problem, options))
-        _, weigher, schedule, cut = best
+        return self._made(problem, options, *best[1:])
+
+    def plan_with(
+        self, problem: GemmProblem, instance: Instance, schedule: Schedule, options: PlanOptions = _DEFAULT
+    ) -> GemmPlan:
+        """The plan that runs a problem on one instance under one schedule, whatever others would take.
+
+        Raises ``UsageError`` when it cannot.
+        """
+        problem = _checked(problem)
+        sms = self.sms(options)
+        family = next(family for family in self.families if family.name == instance.family)
+        model = self.model(instance)
+        reason = family.refuses(instance, problem) or model.refusal
+        if reason is None:
+            weigher = Weigher(model, problem, Traffic.of(problem), self._rates_of(sms))
+            cut = bind(weigher, _depth(problem), schedule, sms, options)
+            reason = why_useless(weigher, schedule, cut, sms, options)
+        if reason is not None:
+            raise UsageError(f"{instance} {schedule} cannot compute {problem} on {self.spec.name}: {reason}")
+        return self._made(problem, options, weigher, schedule, cut)
+
+    def _made(
+        self,
+        problem: GemmProblem,
+        options: PlanOptions,
+        weigher: Weigher,
+        schedule: Schedule,
+        cut: Decomposition,
+    ) -> GemmPlan:
         return GemmPlan(
             problem=problem,
             device=self.spec.name,
-            sms=sms,
+            sms=self.sms(options),
             instance=weigher.model.instance,
             schedule=schedule,
             cut=cut,
