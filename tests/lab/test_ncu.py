@@ -10,8 +10,10 @@ import pytest
 
 from tilewave.errors import ToolchainError
 from tilewave.lab.ncu import (
+    CountersForbidden,
     KernelCounters,
     available_metrics,
+    import_report,
     parse_csv,
     parse_metric_names,
     profile,
@@ -99,3 +101,38 @@ def test_a_failure_shows_what_ncu_said(tmp_path: Path) -> None:
     ncu = fake_ncu(tmp_path, "print('==ERROR== ERR_NVGPUCTRPERM: no permission')\nsys.exit(9)\n")
     with pytest.raises(ToolchainError, match=r"status 9[\s\S]*ERR_NVGPUCTRPERM"):
         profile(ncu, ["program"], ["l1tex__a.sum"], timeout=60)
+
+
+@pytest.mark.parametrize("status", [0, 1, 9])
+@pytest.mark.parametrize("where", ["log", "stdout", "stderr"])
+def test_forbidden_counters_are_an_error_of_their_own(tmp_path: Path, status: int, where: str) -> None:
+    said = "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access counters"
+    ways = {
+        "log": f"open(args[args.index('--log-file') + 1], 'w').write({said!r})\n",
+        "stdout": f"print({said!r})\n",
+        "stderr": f"print({said!r}, file=sys.stderr)\n",
+    }
+    ncu = fake_ncu(tmp_path, f"{ways[where]}sys.exit({status})\n")
+    with pytest.raises(CountersForbidden, match=r"https://developer\.nvidia\.com/ERR_NVGPUCTRPERM"):
+        profile(ncu, ["program"], ["l1tex__a.sum"], timeout=60)
+
+
+def test_units_are_told_in_both_forms() -> None:
+    (launch, _) = parse_csv(DETAILS)
+    assert launch.units == {"l1tex__a.sum": "", "smsp__b.sum": "inst"}
+    raw = '"ID","Kernel Name","gpu__time_duration.sum","smsp__b.sum"\n"","","us","inst"\n"0","k","1.5","2"\n'
+    (launch,) = parse_csv(raw)
+    assert launch.units == {"gpu__time_duration.sum": "us", "smsp__b.sum": "inst"}
+    assert launch.metrics == {"gpu__time_duration.sum": 1.5, "smsp__b.sum": 2.0}
+
+
+def test_a_saved_report_is_imported(tmp_path: Path) -> None:
+    report = tmp_path / "report.ncu-rep"
+    wanted = ["--import", str(report), "--csv", "--page", "raw", "--print-units", "base"]
+    ncu = fake_ncu(tmp_path, f"assert args == {wanted!r}\nprint({RAW!r})\n")
+    assert import_report(ncu, report) == parse_csv(RAW)
+    ncu = fake_ncu(tmp_path, "print('==ERROR== Failed to open the report')\nsys.exit(1)\n")
+    with pytest.raises(
+        ToolchainError, match=r"could not read .*report\.ncu-rep \(status 1\).*Failed to open"
+    ):
+        import_report(ncu, report)
