@@ -48,6 +48,10 @@ def lay_out(values: Floats, layout: str) -> Floats:
             return values.swapaxes(-1, -2).copy().swapaxes(-1, -2)
         case "padded":
             return within((rows + 1, columns + 3), (slice(rows), slice(columns)))
+        case "wide":  # every row of every item starts on 16 bytes
+            return within((rows, (columns + 3) // 4 * 4 + 4), (slice(rows), slice(columns)))
+        case "wide columns":
+            return lay_out(values.swapaxes(-1, -2), "wide").swapaxes(-1, -2)
         case "padded columns":
             return lay_out(values.swapaxes(-1, -2), "padded").swapaxes(-1, -2)
         case "strided":
@@ -190,7 +194,8 @@ def activated(activation: Activation, x: NDArray[Any]) -> NDArray[Any]:
         case Activation.GELU_TANH:
             return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
         case Activation.SILU:
-            return x / (1 + np.exp(-x))
+            with np.errstate(over="ignore"):  # to 0, which is right
+                return x / (1 + np.exp(-x))
     return x
 
 

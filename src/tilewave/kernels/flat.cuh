@@ -6,6 +6,8 @@
 // on 16 bytes and holds flat_floats(count).
 #pragma once
 
+#include "copy.cuh"
+
 namespace tilewave {
 
 constexpr int SECTOR_FLOATS = 8;
@@ -17,35 +19,16 @@ __device__ __forceinline__ int misalignment(const void* address) {
     return static_cast<int>(reinterpret_cast<unsigned long long>(address) >> 2) & (SECTOR_FLOATS - 1);
 }
 
-// Starts copying BYTES bytes; on sm_75, which has no asynchronous copies, makes the copy.
+// Starts copying BYTES bytes.
 template <int BYTES>
 __device__ __forceinline__ void start_copy(float* target, const float* source) {
-#if __CUDA_ARCH__ >= 800
-    unsigned shared_address = static_cast<unsigned>(__cvta_generic_to_shared(target));
-    if constexpr (BYTES == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address), "l"(source) : "memory");
-    else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address), "l"(source), "n"(BYTES)
-                     : "memory");
-#else
-    if constexpr (BYTES == 16)
-        *reinterpret_cast<float4*>(target) = *reinterpret_cast<const float4*>(source);
-    else
-        *target = *source;
-#endif
+    copy_async<BYTES>(shared_address(target), reinterpret_cast<const char*>(source));
 }
 
-// Waits for the copies that this thread started; a barrier must follow before other threads read them.
+// Waits for all copies that this thread started; a barrier must follow before other threads read them.
 __device__ __forceinline__ void finish_copies() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
-}
-
-// Stores four neighbours of global memory at a multiple of 16 bytes. Written out, because the compiler takes a float4 of
-// computed elements apart into four stores.
-__device__ __forceinline__ void store_vector(float* target, float x, float y, float z, float w) {
-    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(target), "f"(x), "f"(y), "f"(z), "f"(w) : "memory");
+    commit_copies();
+    wait_for_copies<0>();
 }
 
 // A run of `count` elements that begins `first` elements past a multiple of 32 bytes, dealt to THREADS threads as

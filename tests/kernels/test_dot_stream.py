@@ -1,0 +1,109 @@
+"""Dot products along K for few rows or columns, in the emulator."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from products import check, make_product, run
+from stream_cases import (
+    SCHEDULES,
+    check_any_order,
+    check_many,
+    check_nothing_leaks,
+    draw,
+    every,
+    problem_of,
+)
+
+from tilewave.kernels.families import dot_stream
+from tilewave.kernels.families.streams import Stream
+from tilewave.planner.schedules import Schedule, split_k
+
+Generator = np.random.Generator
+every_stream = every(dot_stream.STREAMS)
+every_schedule = pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+
+
+@every_stream
+def test_a_drawn_schedule(stream: Stream, rng: Generator) -> None:
+    check_many(rng, stream, draw(rng, SCHEDULES), 1)
+    check_any_order(rng, stream, draw(rng, SCHEDULES[1:]), draw(rng, (1, 2, 7)))
+
+
+@pytest.mark.long
+@every_stream
+@every_schedule
+def test_every_schedule(stream: Stream, schedule: Schedule, rng: Generator) -> None:
+    check_many(rng, stream, schedule, 10)
+
+
+@pytest.mark.long
+@every_stream
+@every_schedule
+@pytest.mark.parametrize("resident", [1, 2, 7])
+def test_every_order_of_blocks(stream: Stream, schedule: Schedule, resident: int, rng: Generator) -> None:
+    check_any_order(rng, stream, schedule, resident)
+
+
+@every_stream
+def test_nan_and_infinity_stay_where_they_are(stream: Stream, rng: Generator) -> None:
+    check_nothing_leaks(rng, stream, ("padded", "padded columns"), ("wide", "wide columns"))
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+@pytest.mark.parametrize("few", [1, 4, 7, 16])
+def test_the_long_operand_is_read_once(few: int, mirrored: bool, rng: Generator) -> None:
+    """Sectors of global memory a launch reads: those of the long operand, and the short one's once a tile."""
+    many, k = 96, 1024
+    m, n = (many, few) if mirrored else (few, many)
+    product = make_product(rng, m, n, k, layouts=("rows", "columns", "rows"))
+    (instance,) = dot_stream.matching(product.problem)
+    check(product, run(product, instance, split_k(2)))
+    assert product.result is not None
+    counters = product.result.counters
+    tiles = -(-many // max(instance.bm if mirrored else instance.bn, 1))
+    lines = min(instance.bm, instance.bn) if few > 1 else 1
+    # Each warp along the long side reads the short operand for itself, from the L1 cache but for once.
+    beside = tiles * instance.threads // 32 // instance.k_groups
+    partials = 2 * tiles * instance.bm * instance.bn / 8
+    assert counters.global_load_sectors <= (many + beside * lines) * k / 8 + partials
+    assert counters.global_loads_by_width[16] >= many * k / 4 / 32
+
+
+@pytest.mark.parametrize("k", [1, 31, 127, 128, 129, 511, 513, 1025])
+def test_every_end_of_k(k: int, rng: Generator) -> None:
+    for stream in rng.permutation(np.array(dot_stream.STREAMS, dtype=object))[:5]:
+        m, n = (stream.many, stream.few) if stream.mirrored else (stream.few, stream.many)
+        layouts = ("wide", "wide columns", "rows") if stream.width == 16 else ("rows", "columns", "rows")
+        if k == 1 and stream.width == 16:
+            continue  # no vectors along an axis of length 1
+        product = make_product(rng, m, n, k, layouts=layouts)
+        check(product, run(product, stream.instance, split_k(2), count=False, detect_races=True))
+
+
+def test_what_is_weighed(rng: Generator) -> None:
+    def names(m: int, n: int, k: int, **options: object) -> list[str]:
+        return [str(instance) for instance in dot_stream.matching(problem_of(rng, m, n, k, **options))]
+
+    contiguous = {"layouts": ("rows", "columns", "rows")}
+    assert names(1, 500, 512, **contiguous) == ["dot_stream_1x8_16b"]
+    assert names(3, 500, 512, **contiguous) == ["dot_stream_4x16_16b"]
+    assert names(500, 9, 512, **contiguous) == ["dot_stream_16x16_16b_mirrored"]
+    assert names(2, 3, 512, **contiguous) == ["dot_stream_4x16_16b", "dot_stream_16x4_16b_mirrored"]
+    assert names(3, 500, 511, **contiguous) == ["dot_stream_4x16_4b"]
+    assert names(3, 500, 512, **contiguous, misalignment=1) == ["dot_stream_4x16_4b"]
+    assert names(3, 500, 512, layouts=("columns", "columns", "rows")) == ["dot_stream_4x16_4b"]
+    assert names(3, 500, 512, layouts="rows") == []
+    assert names(17, 500, 512, **contiguous) == []
+    assert names(3, 500, 16, **contiguous) == []
+    assert names(3, 500, 0, **contiguous) == []
+
+
+def test_what_is_refused(rng: Generator) -> None:
+    wide = dot_stream.STREAMS[0].instance
+    assert dot_stream.refuses(wide, problem_of(rng, 1, 9, 64, layouts=("rows", "columns", "rows"))) is None
+    rows = problem_of(rng, 1, 9, 64, layouts="rows")
+    assert dot_stream.refuses(wide, rows) == "B cannot be read by 16 bytes along K"
+    ragged = problem_of(rng, 2, 9, 63, layouts=("rows", "columns", "rows"))
+    assert dot_stream.refuses(wide, ragged) == "A cannot be read by 16 bytes along K"
+    assert dot_stream.refuses(wide, problem_of(rng, 1, 9, 0)) == "there is no product to compute"
