@@ -5,8 +5,8 @@ from __future__ import annotations
 from tilewave.kernels.instances import Access, Contiguous
 from tilewave.problem import GemmProblem, MatrixLayout
 
-WIDTHS = (16, 8, 4)
-"""Bytes of the vectors that kernels read, the widest first."""
+WIDTHS = (16, 4)
+"""Bytes that the tile kernels read at once, the most first."""
 
 
 def access_of_a(problem: GemmProblem) -> Access:
@@ -27,9 +27,9 @@ def common_access(problem: GemmProblem) -> tuple[Contiguous, Contiguous, int]:
     return a.contiguous, b.contiguous, min(a.width, b.width)
 
 
-def unsuited(access: Access, operand: str, problem: GemmProblem) -> str | None:
+def unsuited(access: Access | None, operand: str, problem: GemmProblem) -> str | None:
     """Why ``operand`` ("a" or "b") cannot be read by ``access``, or None."""
-    if access.width == 4:
+    if access is None or access.width == 4:
         return None
     if operand == "a":
         layout, k_stride, other_stride, other = problem.a, problem.a.column, problem.a.row, problem.m

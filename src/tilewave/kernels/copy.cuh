@@ -14,9 +14,6 @@ __device__ __forceinline__ void copy_at_once(unsigned target, const char* source
         float4 v = inside ? *reinterpret_cast<const float4*>(source) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(target), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
                      : "memory");
-    } else if constexpr (BYTES == 8) {
-        float2 v = inside ? *reinterpret_cast<const float2*>(source) : make_float2(0.0f, 0.0f);
-        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(target), "f"(v.x), "f"(v.y) : "memory");
     } else {
         float v = inside ? *reinterpret_cast<const float*>(source) : 0.0f;
         asm volatile("st.shared.f32 [%0], %1;" ::"r"(target), "f"(v) : "memory");
@@ -24,7 +21,7 @@ __device__ __forceinline__ void copy_at_once(unsigned target, const char* source
 }
 #endif
 
-// Starts copying BYTES (4, 8 or 16), aligned to as much on both sides. Copies of 16 bytes pass the L1 cache by.
+// Starts copying BYTES (4 or 16), aligned to as much on both sides. Copies of 16 bytes pass the L1 cache by.
 template <int BYTES>
 __device__ __forceinline__ void copy_async(unsigned target, const char* source) {
 #if __CUDA_ARCH__ >= 800

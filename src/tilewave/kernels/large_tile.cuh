@@ -32,18 +32,27 @@ struct LargePlace {
     }
 };
 
+// Where a tile of SIZE rows or columns begins once it is moved inside the extent. Computed anew at every call, like
+// thread_index().
+template <int SIZE>
+__device__ __forceinline__ Index inside(Index begin, Index extent) {
+    Index size;
+    asm volatile("mov.s64 %0, %1;" : "=l"(size) : "n"(SIZE));
+    return smaller(begin, extent - size);
+}
+
 // One operand's part of a slice, which lies as [BK][PITCH] in shared memory: X rows of A or columns of B.
 //
-// Along K, vectors of 8 and 16 bytes are loaded to registers and stored transposed (a pitch of 4 more than a multiple
-// of 32 puts a warp's stores into different banks), and 4 bytes are copied to their transposed place. Along the other
-// axis, vectors are copied as they come.
+// Along K, vectors of 16 bytes are loaded to registers and stored transposed (a pitch of 4 more than a multiple of 32
+// puts a warp's stores into different banks), and single elements are copied to their transposed place. Along the other
+// axis, whose neighbours must lie side by side, either is copied as it comes.
 template <int X, int BK, int THREADS, bool ALONG_K, int WIDTH>
 struct LargeOperand {
     static constexpr bool BY_REGISTERS = ALONG_K && WIDTH > 4;
     static constexpr int VECTOR = WIDTH / 4;
     static constexpr int PITCH = ALONG_K ? X + 4 : X;
     static constexpr int BYTES = 4 * BK * PITCH;
-    // Threads share a line (a row of A along K, a depth of it along M): PER_LINE of them, COPIES apart vectors each.
+    // Threads share a line (a row of A along K, a depth of it along M): PER_LINE of them, each IN_LINE vectors.
     static constexpr int PER_LINE = ALONG_K ? BK / VECTOR : WIDTH == 4 ? 32 : THREADS / BK;
     static constexpr int LINE_STEP = THREADS / PER_LINE;
     static constexpr int LINES = (ALONG_K ? X : BK) / LINE_STEP;         // a thread
@@ -52,7 +61,6 @@ struct LargeOperand {
 
     const char* source[LINES];
     float registers[BY_REGISTERS ? LINES * VECTOR : 1];
-    Index vector_bytes;  // from one vector of a line to the thread's next
     unsigned target;
     int k;  // depth of the thread's first element
 
@@ -66,7 +74,6 @@ struct LargeOperand {
         const Index line_bytes = 4 * LINE_STEP * (ALONG_K ? x_stride : k_stride);
 #pragma unroll
         for (int i = 0; i < LINES; ++i) source[i] = first + i * line_bytes;
-        vector_bytes = WIDTH == 4 ? 4 * PER_LINE * x_stride : WIDTH * PER_LINE;
         target = stage + 4 * (k * PITCH + x);
     }
 
@@ -78,22 +85,17 @@ struct LargeOperand {
 #pragma unroll
         for (int i = 0; i < LINES; ++i) {
             if (CHECKED && k + (ALONG_K ? 0 : i * LINE_STEP) >= depth) continue;
-            if constexpr (BY_REGISTERS && WIDTH == 16) {
+            if constexpr (BY_REGISTERS) {
                 asm volatile("ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4];"
                              : "=f"(registers[4 * i]), "=f"(registers[4 * i + 1]), "=f"(registers[4 * i + 2]),
                                "=f"(registers[4 * i + 3])
                              : "l"(source[i]));
-            } else if constexpr (BY_REGISTERS) {
-                asm volatile("ld.global.nc.v2.f32 {%0, %1}, [%2];"
-                             : "=f"(registers[2 * i]), "=f"(registers[2 * i + 1])
-                             : "l"(source[i]));
             } else {
-                const char* from = source[i];
 #pragma unroll
                 for (int v = 0; v < IN_LINE; ++v) {
-                    const int place = ALONG_K ? i * LINE_STEP : i * LINE_STEP * PITCH + v * PER_LINE * VECTOR;
-                    copy_async<WIDTH>(target + 4 * place, from);
-                    from += vector_bytes;
+                    const int along = v * PER_LINE * VECTOR;
+                    const int place = ALONG_K ? i * LINE_STEP : i * LINE_STEP * PITCH + along;
+                    copy_async<WIDTH>(target + 4 * place, source[i] + 4 * along);
                 }
             }
         }
@@ -148,8 +150,8 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32, MIN_BLOCKS) large_tile(
         {
             const Item item = item_of(args, task->place.batch);
             const Index k_begin = task->work.k_begin;
-            a.start(stage, item.a, smaller(task->place.row * BM, args.m - BM), k_begin, args.a.row, args.a.column);
-            b.start(stage + A::BYTES, item.b, smaller(task->place.column * BN, args.n - BN), k_begin, args.b.column,
+            a.start(stage, item.a, inside<BM>(task->place.row * BM, args.m), k_begin, args.a.row, args.a.column);
+            b.start(stage + A::BYTES, item.b, inside<BN>(task->place.column * BN, args.n), k_begin, args.b.column,
                     args.b.row);
         }
         unsigned a_read, b_read;
@@ -292,7 +294,7 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32, MIN_BLOCKS) large_tile(
         const LargePlace own(WARPS_N);
         const Item item = item_of(args, task->place.batch);
         const Window window = {task->place.row * BM, args.m, task->place.column * BN, args.n};
-        const Index row0 = smaller(window.row, args.m - BM), column0 = smaller(window.column, args.n - BN);
+        const Index row0 = inside<BM>(window.row, args.m), column0 = inside<BN>(window.column, args.n);
         if (!finishes) {
         } else if (stores_vectors(args, window, column0, BN)) {
             float* const out = item.out + (row0 + own.row) * args.out.row + column0 + own.column;

@@ -17,13 +17,13 @@ namespace tilewave {
 
 // One operand's part of a slice: X rows of A or columns of B, BK deep.
 //
-// Vectors of WIDTH bytes run along K or along the other axis. In shared memory a K-contiguous operand is kept as it
+// Elements or vectors of WIDTH bytes (4 or 16) run along K or along the other axis. In shared memory a K-contiguous operand is kept as it
 // comes, [X][BK + 4], and read four depths at a time; others lie as [BK][X + pad] and are read four rows at a time.
 // Copies of 4 bytes along K transpose on their way: a warp brings eight depths of four rows, which with a pad of 4 fall
 // into different banks.
 template <int X, int BK, int THREADS, bool ALONG_K, int WIDTH>
 struct SmallOperand {
-    static constexpr bool READ_ALONG_K = ALONG_K && WIDTH > 4;
+    static constexpr bool READ_ALONG_K = ALONG_K && WIDTH == 16;
     static constexpr bool TRANSPOSES = ALONG_K && WIDTH == 4;
     static constexpr int PITCH = READ_ALONG_K ? BK + 4 : TRANSPOSES ? X + 4 : X;
     static constexpr int FLOATS = READ_ALONG_K ? X * PITCH : BK * PITCH;

@@ -19,11 +19,7 @@ _TILES = (
     (4, 2, 1, "the fewest loads from shared memory a multiply-add, for tall products"),
     (2, 2, 2, "half the tile: fuller waves and less waste at the edges, two blocks an SM"),
 )
-_WORDS = {
-    16: "operands on 16 bytes",
-    8: "even lengths and strides",
-    4: "odd lengths, any strides",
-}
+_WORDS = {16: "operands on 16 bytes", 4: "any lengths and strides"}
 
 
 def _instance(warps_m: int, warps_n: int, blocks: int, reason: str, a: Access, b: Access) -> Instance:
@@ -76,7 +72,13 @@ def matching(problem: GemmProblem) -> tuple[Instance, ...]:
     """The tiles that fit into C, in the problem's layout and by its widest vectors."""
     if not problem.product or problem.m < 128 or problem.n < 128:
         return ()
-    group = _BY_ACCESS[common_access(problem)]
+    a, b, width = common_access(problem)
+    # Along K a tile takes any strides, along the other axis only neighbours.
+    if problem.a.row != 1:
+        a = Contiguous.K
+    if problem.b.column != 1:
+        b = Contiguous.K
+    group = _BY_ACCESS[a, b, width]
     return tuple(instance for instance in group if refuses(instance, problem) is None)
 
 
@@ -90,5 +92,13 @@ def refuses(instance: Instance, problem: GemmProblem) -> str | None:
         )
     if problem.k >= _MOST_DEPTH:
         return f"its K is below {_MOST_DEPTH}, not {problem.k}"
-    assert instance.a is not None and instance.b is not None
-    return unsuited(instance.a, "a", problem) or unsuited(instance.b, "b", problem)
+    for access, operand, stride in (
+        (instance.a, "a", problem.a.row),
+        (instance.b, "b", problem.b.column),
+    ):
+        if (reason := unsuited(access, operand, problem)) is not None:
+            return reason
+        if access is not None and access.contiguous is Contiguous.OTHER and stride != 1:
+            axis = {"a": "m", "b": "n"}[operand]
+            return f"it reads {operand} along {axis}, where neighbours lie {stride} elements apart, not 1"
+    return None

@@ -30,8 +30,22 @@ class _Tile:
         return self.bm // self.tm * (self.bn // self.tn) * self.groups
 
 
-_TILES = (_Tile(64, 64, 16, 8, 4, 1, 3, 3, "sums as plain chains, at any size"),)
-_WORDS = {16: "operands on 16 bytes", 8: "even lengths and strides", 4: "odd lengths, any strides"}
+_TILES = (
+    _Tile(64, 64, 16, 8, 8, 1, 3, 5, "plain chains for C of any shape, and mid sizes"),
+    _Tile(64, 64, 16, 8, 8, 2, 3, 3, "mid sizes with too few tiles for one group each"),
+    _Tile(128, 64, 16, 8, 8, 1, 3, 3, "columns up to 64: convolutions, clustering"),
+    _Tile(64, 128, 16, 8, 8, 1, 3, 3, "rows up to 64"),
+    _Tile(64, 32, 32, 8, 4, 4, 3, 2, "small C, taller than wide"),
+    _Tile(32, 64, 32, 4, 8, 4, 3, 2, "small C, wider than tall"),
+    _Tile(32, 32, 32, 4, 4, 4, 3, 3, "C of few hundred rows and columns"),
+    _Tile(128, 32, 16, 8, 4, 2, 3, 2, "columns up to 32"),
+    _Tile(32, 128, 16, 4, 8, 2, 3, 2, "rows up to 32"),
+    _Tile(128, 16, 32, 8, 4, 4, 3, 2, "columns up to 16"),
+    _Tile(16, 128, 32, 4, 8, 4, 3, 2, "rows up to 16"),
+    _Tile(64, 16, 32, 8, 4, 4, 4, 4, "columns up to 16 over a deep K"),
+    _Tile(16, 64, 32, 4, 8, 4, 4, 4, "rows up to 16 over a deep K"),
+)
+_WORDS = {16: "operands on 16 bytes", 4: "any lengths and strides"}
 
 
 def _operand_floats(extent: int, depth: int, access: Access) -> int:
@@ -92,5 +106,4 @@ def refuses(instance: Instance, problem: GemmProblem) -> str | None:
     """Why the instance cannot compute the problem, or None."""
     if not problem.product:
         return "there is no product to compute"
-    assert instance.a is not None and instance.b is not None
     return unsuited(instance.a, "a", problem) or unsuited(instance.b, "b", problem)
