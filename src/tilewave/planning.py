@@ -159,12 +159,15 @@ def explain(*arguments: Any, **keywords: Any) -> str:
     return "\n\n".join(explain_plan(each) for each in plans)
 
 
-def prepare(problems: Iterable[Any], *, device: int = 0, **options: Any) -> tuple[GemmPlan, ...]:
+def prepare(
+    problems: Iterable[Any], *, device: int = 0, branches: int = 1, **options: Any
+) -> tuple[GemmPlan, ...]:
     """Compile, load and set workspace aside, so that these products can run inside a CUDA graph's capture.
 
     Each problem is a plan (of `plan` or `plan_for`) or sizes (m, n, k), planned with ``options`` as by
-    `plan`. ``device`` is the number of the GPU. Returns the plans. A capture whose branches run at the same
-    time needs workspace for each: prepare a problem once for every branch.
+    `plan`. ``device`` is the number of the GPU, ``branches`` the number of streams that take part in one
+    capture side by side. Returns the plans. What a captured graph uses stays with it: prepare again before
+    the next capture, which costs nothing but its workspace.
     """
     plans: list[GemmPlan] = []
     for problem in problems:
@@ -179,7 +182,7 @@ def prepare(problems: Iterable[Any], *, device: int = 0, **options: Any) -> tupl
     from tilewave.runtime.execute import prepare_plan
 
     for each in plans:
-        prepare_plan(each, device=device)
+        prepare_plan(each, device=device, branches=branches)
     return tuple(plans)
 
 

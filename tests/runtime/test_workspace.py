@@ -81,6 +81,12 @@ def test_streams_of_one_capture_do_not_share(pool: WorkspacePool, gpu: FakeGpu) 
         pool.take(12, 1000, 4000)
 
 
+def test_branches_that_were_prepared_for_run_side_by_side(pool: WorkspacePool, gpu: FakeGpu) -> None:
+    pool.reserve(1000, 4000, 2)
+    gpu.capturing = {11: 1, 12: 1}
+    assert pool.take(11, 1000, 4000).address != pool.take(12, 1000, 4000).address
+
+
 def test_a_capture_takes_the_smallest_that_fits(pool: WorkspacePool, gpu: FakeGpu) -> None:
     pool.reserve(1000, 4000)
     pool.reserve(1000, 1 << 20)

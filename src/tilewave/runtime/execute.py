@@ -83,15 +83,18 @@ def launch_plan(
         )
 
 
-def prepare_plan(plan: GemmPlan, *, device: int) -> None:
-    """Load a plan's kernel and set workspace aside, so that it can be launched inside a capture."""
+def prepare_plan(plan: GemmPlan, *, device: int, branches: int = 1) -> None:
+    """Load a plan's kernel and set workspace aside, so that it can be launched inside a capture.
+
+    ``branches`` is the number of streams that take part in the capture side by side.
+    """
     state = gpu_state(device)
     if plan.blocks == 0:
         return
     with state.context():
         state.kernel(plan.instance, 0)
         if plan.ticket_bytes:
-            workspace_pool(state).reserve(plan.ticket_bytes, plan.partial_bytes)
+            workspace_pool(state).reserve(plan.ticket_bytes, plan.partial_bytes, branches)
 
 
 def _workspace(plan: GemmPlan, device: int, stream: int, given: tuple[int, int] | None) -> tuple[int, int]:

@@ -70,15 +70,17 @@ class WorkspacePool:
                 self._by_stream[identity] = arena
             return arena
 
-    def reserve(self, ticket_bytes: int, partial_bytes: int) -> None:
-        """Set an arena of this size aside for a capture, unless one is there; waits until it is ready."""
+    def reserve(self, ticket_bytes: int, partial_bytes: int, count: int = 1) -> None:
+        """Have ``count`` arenas of this size set aside for captures; waits until they are ready."""
         with self._lock:
-            if any(arena.holds(ticket_bytes, partial_bytes) for arena in self._reserve):
+            ready = sum(arena.holds(ticket_bytes, partial_bytes) for arena in self._reserve)
+            if ready >= count:
                 return
             with self._state.context():
                 stream = driver._call("cuStreamCreate", 1)
                 try:
-                    self._reserve.append(self._allocate(int(stream), ticket_bytes, partial_bytes))
+                    for _ in range(count - ready):
+                        self._reserve.append(self._allocate(int(stream), ticket_bytes, partial_bytes))
                     driver._call("cuStreamSynchronize", stream)
                 finally:
                     driver._call("cuStreamDestroy", stream)
@@ -101,7 +103,8 @@ class WorkspacePool:
                 raise CaptureError(
                     f"{ticket_bytes + partial_bytes:,} bytes of workspace would have to be allocated while "
                     "the stream is captured into a graph: call tilewave.prepare() with this product before "
-                    "the capture begins, once for every stream that takes part in it, or pass workspace="
+                    "the capture begins (branches= for streams that take part in it side by side), or pass "
+                    "workspace="
                 )
             arena = min(fitting, key=lambda candidate: candidate.nbytes)
             self._reserve.remove(arena)
