@@ -1,0 +1,84 @@
+"""Calibration: readings of a made-up GPU give its constants back, and choices get better by it."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from dataclasses import replace
+
+import pytest
+from gemm_fakes import FAKES, random_problem
+from numpy.random import Generator
+
+from tilewave.device import get_spec
+from tilewave.planner.gemm import GemmPlanner
+from tilewave.planner.gemm.costs import THEORY, Calibration
+from tilewave.planner.gemm.fit import Fit, Reading, calibration_record, losses
+
+H200 = get_spec("H200")
+
+
+@pytest.fixture
+def truth(rng: Generator):
+    """A GPU on which every kernel has a factor of its own and the launch costs 4 us."""
+    factors = {
+        instance.name: math.exp(0.35 * rng.standard_normal())
+        for family in FAKES
+        for instance in family.instances()
+    }
+    return replace(THEORY, factors=factors, launch=replace(THEORY.launch, value=4.0))
+
+
+def readings(costs, draw: random.Random, count: int) -> list[Reading]:
+    """What candidates take where ``costs`` are the truth, give or take 2 %."""
+    planner = GemmPlanner(H200, FAKES, costs)
+    found: list[Reading] = []
+    while len(found) < count:
+        problem = random_problem(draw)
+        problem = replace(
+            problem, c=None, bias=None, preactivation=None, activation=type(problem.activation)(0)
+        )
+        able = [c for c in planner.candidates(problem) if c.estimate is not None]
+        for candidate in draw.sample(able, min(5, len(able))):
+            noisy = candidate.estimate.total * math.exp(draw.gauss(0, 0.02))
+            found.append(Reading(problem, candidate.instance.name, candidate.schedule, noisy))
+    return found
+
+
+def test_a_fit_finds_factors_and_improves_choices(truth, rng: Generator) -> None:
+    draw = random.Random(int(rng.integers(2**32)))
+    measured, held_out = readings(truth, draw, 500), readings(truth, draw, 200)
+    before = Fit(held_out, H200, FAKES).root_mean_square()
+    fit = Fit(measured, H200, FAKES)
+    fitted = fit.run()
+    assert fit.root_mean_square() < 0.1
+    after = Fit(held_out, H200, FAKES, fitted)
+    assert after.root_mean_square() < 0.5 * before
+    assert fitted.launch.value == pytest.approx(4.0, rel=0.25)
+
+    def median_loss(costs) -> float:
+        ratios = [loss.ratio for loss in losses(held_out, H200, FAKES, costs)]
+        assert min(ratios) >= 1
+        return sum(ratios) / len(ratios)
+
+    assert median_loss(fitted) < median_loss(THEORY)
+    record = json.loads(json.dumps(calibration_record(fit, "made up")))
+    read = Calibration.from_json(json.dumps(record)).applied()
+    assert read.factors == fitted.factors
+    assert read.launch.value == pytest.approx(fitted.launch.value, rel=1e-4)
+
+
+def test_readings_travel_as_json(truth, rng: Generator) -> None:
+    some = readings(truth, random.Random(int(rng.integers(2**32))), 30)
+    again = [Reading.from_json(json.loads(json.dumps(one.to_json()))) for one in some]
+    assert again == some
+
+
+def test_instances_without_readings_borrow_from_their_like(truth, rng: Generator) -> None:
+    draw = random.Random(int(rng.integers(2**32)))
+    one = FAKES[0].instances()[0].name
+    problem_readings = [r for r in readings(truth, draw, 300) if r.instance != one]
+    factors = Fit(problem_readings, H200, FAKES).run().factors
+    assert one in factors
+    assert 0.33 <= factors[one] <= 3
