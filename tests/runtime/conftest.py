@@ -16,6 +16,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
     monkeypatch.setattr(driver, "_bindings", lambda: fake)
     monkeypatch.setattr(driver.ProcessState, "initialised", False)
     monkeypatch.setattr(driver.ProcessState, "forked", False)
+    monkeypatch.setattr(kernels, "bindings", lambda: fake)
     monkeypatch.setattr(kernels, "query_device", lambda ordinal: get_spec("H200"))
     monkeypatch.setattr(kernels, "driver_cuda_version", lambda: (13, 0))
     monkeypatch.setattr(kernels, "_states", {})

@@ -13,7 +13,7 @@ from typing import Any
 
 from tilewave.compiler import choose_arch
 from tilewave.device import DeviceSpec, query_device
-from tilewave.device.driver import FORKED, ProcessState, driver_cuda_version
+from tilewave.device.driver import FORKED, ProcessState, bindings, driver_cuda_version
 from tilewave.errors import CaptureError, DeviceError
 from tilewave.kernels.build import compile_instance
 from tilewave.kernels.instances import Instance
@@ -70,12 +70,12 @@ class GpuState:
             library = driver._call("cuLibraryLoadData", arch.image_of(program), [], [], 0, [], [], 0)
             self._libraries.append(library)
             loaded = driver._call("cuLibraryGetKernel", library, kernel.symbol.encode())
-            bindings = driver._bindings()
+            cuda = bindings()
             if instance.shared_bytes > 48 * 1024:
-                attribute = bindings.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                attribute = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
                 driver._call("cuKernelSetAttribute", attribute, instance.shared_bytes, loaded, self.handle)
             driver._call("cuKernelGetFunction", loaded)  # lazy loading ends here, not inside a capture
-            handle = bindings.CUfunction(int(loaded))
+            handle = cuda.CUfunction(int(loaded))
             self._kernels[instance.name] = handle
             return handle
 

@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from tilewave.kernels.families import elementwise, large_tile, small_tile, tiny
+from tilewave.kernels.families import (
+    column_stream,
+    dot_stream,
+    elementwise,
+    large_tile,
+    small_tile,
+    tiny,
+)
 from tilewave.kernels.instances import Family
 
-FAMILIES: tuple[Family, ...] = (elementwise, tiny, large_tile, small_tile)
+FAMILIES: tuple[Family, ...] = (
+    elementwise,
+    tiny,
+    dot_stream,
+    column_stream,
+    large_tile,
+    small_tile,
+)
