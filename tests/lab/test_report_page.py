@@ -19,8 +19,9 @@ from tilewave.lab.power.records import save_power_run
 from tilewave.lab.profile.records import save_profile
 from tilewave.lab.records import Ladder, load_ladder, save_ladder
 from tilewave.lab.report.command import spec_of
-from tilewave.lab.report.page import make_report, render, telling_sizes
-from tilewave.lab.report.svg import DARK, LIGHT, picture_style
+from tilewave.lab.report.page import Report, make_report, render, telling_sizes
+from tilewave.lab.report.roofline import asked_bytes
+from tilewave.lab.report.svg import DARK, LIGHT, Drawing, picture_style
 
 
 def page_of(ladder: Ladder, device: str) -> str:
@@ -81,6 +82,60 @@ def test_power_and_profile_are_told(rng: np.random.Generator) -> None:
     for kernel in profile.kernels:
         read, counted = (kernel.readings[c].figures["shared_loads"] for c in ("hardware", "emulator"))
         assert f"{kernel.rung:02d} {kernel.title}: emulator {counted:,.0f}, hardware {read:,.0f}" in text
+
+
+def drawing_of(report: Report, name: str) -> Drawing:
+    return next(drawing for drawing in report.drawings if drawing.name == name)
+
+
+def on_a_line(values: list[float], places: list[float]) -> bool:
+    """Whether places are a linear function of values that is not constant (to the digits of a coordinate)."""
+    slope, start = np.polyfit(values, places, 1)
+    return bool(np.abs(np.polyval([slope, start], values) - places).max() < 0.02 and abs(slope) > 1e-6)
+
+
+def test_marks_stand_where_their_figures_say(rng: np.random.Generator) -> None:
+    ladder = load_ladder(LADDER)
+    run, profile = made_up_power(rng), made_up_profile(rng)
+    report = make_report(ladder, get_spec("H200"), run, profile)
+
+    bars = [m for m in drawing_of(report, "throughput-2049").marks if m.get("class") == "f-sky"]
+    rates = [row.speed.tflops for row in ladder.rows if row.size == 2049 and row.speed]
+    assert on_a_line(rates, [float(bar.get("width", 0)) for bar in bars])
+    assert float(bars[0].get("width", 0)) / rates[0] == pytest.approx(
+        float(bars[-1].get("width", 0)) / rates[-1], 0.01
+    )
+
+    dots = [m for m in drawing_of(report, "roofline").marks if m.tag == "circle"]
+    rows = [row for row in ladder.rows if row.size == 4096 and row.speed and row.counted]
+    assert on_a_line([np.log(r.speed.tflops) for r in rows if r.speed], [float(d.get("cy", 0)) for d in dots])
+    intensities = [np.log(2 * 4096**3 / asked_bytes(r.counted)) for r in rows if r.counted]
+    assert on_a_line(intensities, [float(d.get("cx", 0)) for d in dots])
+
+    dots = [m for m in drawing_of(report, "counters").marks if m.tag == "circle"]
+    told = [re.search(r"emulator ([\d,]+), hardware ([\d,]+)", d.findtext("title", "")) for d in dots]
+    ratios = [float(t[1].replace(",", "")) / float(t[2].replace(",", "")) for t in told if t]
+    assert on_a_line(ratios, [float(d.get("cx", 0)) for d in dots])
+
+    dots = [m for m in drawing_of(report, "estimates").marks if m.tag == "circle"]
+    told = [re.search(r"estimated ([\d,]+) µs, measured ([\d,]+) µs", d.findtext("title", "")) for d in dots]
+    logs = [np.log(float(t[2].replace(",", "")) / float(t[1].replace(",", ""))) for t in told if t]
+    slope, start = np.polyfit(logs, [float(d.get("cx", 0)) for d in dots], 1)
+    assert slope > 0
+    assert (
+        np.abs(slope * np.array(logs) + start - [float(d.get("cx", 0)) for d in dots]).max() < 2
+    )  # rounded µs
+
+    drawing = drawing_of(report, "power-rate")
+    lines = [m.get("d", "") for m in drawing.marks if m.get("class") == "line s-ink thick"]
+    ends = [[float(step.split()[1]) for step in line[1:].split("L")] for line in lines]
+    assert all(on_a_line([r.tflops for r in run.repeats], [end[i] for end in ends]) for i in (0, 1))
+    (line,) = [
+        m.get("d", "") for m in drawing_of(report, "power-power").marks if m.get("class") == "line s-ink"
+    ]
+    points = np.array([step.split() for step in line[1:].split("L")], dtype=float)
+    assert on_a_line([sample.seconds for sample in run.samples], points[:, 0].tolist())
+    assert on_a_line([sample.power_w or 0.0 for sample in run.samples], points[:, 1].tolist())
 
 
 def test_what_a_user_wrote_is_text(rng: np.random.Generator) -> None:

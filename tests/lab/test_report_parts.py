@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 
 import numpy as np
@@ -103,6 +103,17 @@ def test_slices_travel_then_lie_then_are_multiplied(name: str, device: str) -> N
         assert all(before.end <= after.begin for before, after in pairwise(spans))
 
 
+@pytest.mark.parametrize(("name", "most"), list(zip(TIMED, (1, 1, 1, 3), strict=True)))
+def test_so_many_slices_travel_at_once(name: str, most: int) -> None:
+    line = timeline(follow(get_rung(name), get_spec("H200"), SLICES))
+    moments = np.zeros(line.length, dtype=int)
+    for span in line.travelling:
+        moments[span.begin : span.end] += 1
+    assert moments.max() == most
+    for span in line.travelling:  # and none arrives before it must
+        assert span.slice == 0 or span.end > line.multiplied[span.slice - 1].begin
+
+
 def test_what_overlaps() -> None:
     overlap = {
         (name, device): timeline(follow(get_rung(name), get_spec(device), SLICES)).overlap
@@ -162,6 +173,15 @@ def test_bytes_asked_by_the_naive_rung() -> None:
     # A warp's step: 32 sectors of A and one of B; every element of C stored by a column of lanes: 32 sectors.
     warps = 1024 * 1024 // 32
     assert asked_bytes(row.counted) == 32 * warps * (33 * 1024 + 32)
+
+
+@pytest.mark.parametrize("number", [5, 6, 13, 15, 18])
+def test_all_sectors_are_asked_for(number: int) -> None:
+    row = load_ladder(LADDER).find(number, 2048)
+    assert row is not None
+    assert row.counted is not None
+    sectors = sum(value for name, value in asdict(row.counted).items() if name.endswith("_sectors"))
+    assert asked_bytes(row.counted) == 32 * sectors
 
 
 @pytest.mark.parametrize("name", spec_names())

@@ -88,7 +88,6 @@ class _Reader:
         self.line = Timeline(0)
         self.loaded: dict[int, Span] = {}  # by slice: from its first load on
         self.stored: set[int] = set()  # slices whose stores into shared memory have begun
-        self.filling: int | None = None  # the buffer that the latest stores went to, until it is read
         self.groups: list[tuple[int, int]] = []  # of copies: first instruction, buffer
         self.open_group: tuple[int, int] | None = None
         self.arrived = 0  # groups that a wait has shown to be there
@@ -145,16 +144,12 @@ class _Reader:
         return (address - self.stages * self.buffer_bytes) // (4 * tile.bk * tile.bn)
 
     def _store(self, moment: int, address: int) -> None:
-        buffer = self._buffer(address)
-        if buffer == self.filling:
-            return
-        self.filling = buffer
         waiting = [number for number in self.loaded if number not in self.stored]
         if waiting:
             number = min(waiting)
             self.stored.add(number)
             self.line.travelling.append(Span(number, self.loaded[number].begin, moment))
-            self._fill(buffer, number, moment)
+            self._fill(self._buffer(address), number, moment)
 
     def _wait(self, moment: int, newest: int) -> None:
         for number in range(self.arrived, max(self.arrived, len(self.groups) - newest)):
@@ -170,7 +165,6 @@ class _Reader:
         self.holds[buffer] = span
 
     def _read_shared(self, moment: int, address: int) -> None:
-        self.filling = None
         held = self.holds.get(self._buffer(address))
         if held is None:
             return
