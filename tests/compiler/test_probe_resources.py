@@ -7,8 +7,12 @@ import pytest
 from tilewave.compiler import compile_source
 from tilewave.lab.probe_catalog import PROBES
 
+every_arch = pytest.mark.parametrize(
+    "arch", ["sm_90", *(pytest.param(arch, marks=pytest.mark.long) for arch in ("sm_75", "sm_121"))]
+)
 
-@pytest.mark.parametrize("arch", ["sm_75", "sm_90", "sm_121"])
+
+@every_arch
 def test_the_same_slice_takes_the_registers_and_spills_of_every_slice(arch: str) -> None:
     """What the probe shows is then memory's doing alone, not the compiler's."""
     probe = PROBES["same-slice"]
@@ -28,7 +32,7 @@ def test_the_same_slice_takes_the_registers_and_spills_of_every_slice(arch: str)
     assert own.spill_store_bytes == masked_own.spill_store_bytes
 
 
-@pytest.mark.parametrize("arch", ["sm_75", "sm_90", "sm_121"])
+@every_arch
 @pytest.mark.parametrize(("name", "groups"), [("half-warps", [3]), ("lane-maps", [2, 2])])
 def test_lane_maps_are_data_that_the_compiler_does_not_see(name: str, groups: list[int], arch: str) -> None:
     """Kernels that differ in their lane map alone take the same registers, and spill the same."""
