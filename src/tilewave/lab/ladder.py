@@ -25,7 +25,7 @@ from tilewave.lab.workers import Budget, run_tasks
 from tilewave.runtime.driver import Device
 
 #: Version of the procedure; part of every row's key, so that figures of an older procedure are not kept.
-PROCEDURE = 1
+PROCEDURE = 2
 
 
 class Progress(Protocol):
