@@ -208,6 +208,13 @@ def test_max_sms_caps_the_blocks_and_keeps_the_bits() -> None:
     )
 
 
+def test_a_gpu_whose_bandwidth_nobody_knows() -> None:
+    unknown = replace(H200, name="a GPU of the future", bandwidth_gb_s=float("nan"))
+    for sizes in ((16, 16384, 4096), (2048, 2048, 2048)):
+        plan = GemmPlanner(unknown, FAKES).plan(product(*sizes))
+        assert 0 < plan.estimate.memory < plan.estimate.total < 10_000
+
+
 def test_more_tiles_than_a_launch_has_blocks() -> None:
     plan = planner().plan(product(8, 8, 8, (2**32,)))
     assert plan.blocks <= MAX_BLOCKS

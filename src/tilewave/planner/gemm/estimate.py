@@ -116,6 +116,8 @@ class Rates:
         """The rates of a GPU of which ``sms`` SMs are used."""
         sm = spec.clock_mhz * costs.sm_bytes.value
         bandwidth = spec.bandwidth_gb_s * 1e3
+        if not bandwidth > 0:  # a driver may not tell (NaN): half of what all SMs draw through L2
+            bandwidth = spec.sms * sm / 2
         return cls(
             sms=sms,
             launch=costs.launch.value,

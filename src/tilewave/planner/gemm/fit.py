@@ -98,6 +98,7 @@ class Fit:
     ) -> None:
         self.spec = spec
         self.costs = costs
+        self._round = costs.round.value  # which the models hold
         self.instances = {i.name: i for family in families for i in family.instances()}
         planner = GemmPlanner(spec, families, replace(costs, factors={}))
         self._bound: list[_Bound] = []
@@ -129,7 +130,7 @@ class Fit:
         factor = costs.factors.get(bound.reading.instance, 1.0)
         clock = self.spec.clock_mhz
         base = bound.model
-        extra = (costs.round.value - THEORY.round.value) / clock
+        extra = (costs.round.value - self._round) / clock
         model = replace(base, element=base.element * factor, round=base.round + extra)
         rates = Rates.of(self.spec, costs, self.spec.sms)
         weigher = Weigher(model, bound.reading.problem, bound.traffic, rates)
@@ -179,7 +180,7 @@ class Fit:
                 self.costs = kept
 
     def _lend_factors(self) -> None:
-        """An instance without readings gets the median factor of those that only differ in layout or vectors."""
+        """An instance without readings gets the median factor of those that are alike but for the access."""
         alike: dict[tuple[object, ...], list[float]] = defaultdict(list)
         for name, factor in self.costs.factors.items():
             alike[_shape(self.instances[name])].append(factor)

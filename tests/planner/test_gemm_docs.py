@@ -1,0 +1,44 @@
+"""What docs/planner.md says of the product's planner."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from tilewave.planner.gemm.costs import THEORY
+from tilewave.planner.gemm.options import OFFERED, WORKSPACE_LIMIT_BYTES
+from tilewave.planner.gemm.select import CACHED_PLANS
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "planner.md").read_text(encoding="utf-8")
+PRODUCT = PAGE[PAGE.index("# The product's planner") :]
+
+
+def test_the_table_of_constants_is_the_code_s() -> None:
+    table = PRODUCT[PRODUCT.index("<!-- gemm constants") : PRODUCT.index("<!-- end -->")]
+    rows = re.findall(r"^\| (\w+) \| (.+) \| (.+) \|$", table, re.MULTILINE)[1:]
+    expected = [
+        (name, f"{c.value:.4g} {c.unit}", f"{c.basis}: {c.source}") for name, c in THEORY.constants().items()
+    ]
+    assert rows == expected
+
+
+def test_names_and_limits_in_the_text_are_the_code_s() -> None:
+    for kind in OFFERED:
+        assert f"`{kind}`" in PRODUCT
+    assert f"{WORKSPACE_LIMIT_BYTES // 2**20} MiB" in PRODUCT
+    assert f"{CACHED_PLANS} latest plans" in PRODUCT
+    folder = ROOT / "src" / "tilewave" / "planner" / "gemm"
+    for module in folder.glob("*.py"):
+        if module.name != "__init__.py":
+            assert f"`{module.name}`" in PRODUCT
+    for script in re.findall(r"benchmarks/\w+\.py", PRODUCT):
+        assert (ROOT / script).is_file()
+
+
+def test_planning_was_measured_to_be_fast_enough() -> None:
+    record = json.loads((ROOT / "benchmarks" / "results" / "planner_speed.json").read_text())
+    assert record["problems"] >= 300
+    assert record["cold"]["p95"] < 500
+    assert record["cached"]["p95"] < 2
