@@ -31,6 +31,8 @@ def draw(rng: np.random.Generator, instance: Instance, *, cut: bool) -> Product:
     family = family_of(instance)
 
     def extent(tile: int) -> int:
+        if instance.family == "large_tile":  # they take nothing smaller
+            return tile + int(rng.integers(0, tile // 2))
         return int(rng.integers(1, tile + 9)) if rng.random() < 0.5 else int(rng.integers(1, tile + 1))
 
     for attempt in range(ATTEMPTS):
@@ -41,7 +43,11 @@ def draw(rng: np.random.Generator, instance: Instance, *, cut: bool) -> Product:
             k = 0
         if wide:
             m, n, k = (-(-size // 4) * 4 for size in (m, n, k))
-        batch = () if instance.items == 1 and rng.random() < 0.6 else (int(rng.integers(2, 4 if instance.items == 1 else 40)),)
+        batch = (
+            ()
+            if instance.items == 1 and rng.random() < 0.6
+            else (int(rng.integers(2, 4 if instance.items == 1 else 40)),)
+        )
         layouts = tuple(
             _layout(rng, access.contiguous if access else None, along, wide)
             for access, along in ((instance.a, Contiguous.K), (instance.b, Contiguous.OTHER))

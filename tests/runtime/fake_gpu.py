@@ -25,7 +25,13 @@ class FakeGpu(types.ModuleType):
         self.memory: dict[int, Any] = {}
         self.launches: list[tuple[tuple[Any, ...], bytes]] = []
         self.current = 0
-        self.forbidden_in_capture = {"cuMemAllocAsync", "cuMemAlloc", "cuLibraryLoadData", "cuMemHostAlloc"}
+        self.forbidden_in_capture = {
+            "cuMemAllocAsync",
+            "cuMemAlloc",
+            "cuLibraryLoadData",
+            "cuMemHostAlloc",
+            "cuStreamGetId",
+        }
         self.CUfunction_attribute = types.SimpleNamespace(
             CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES="shared"
         )

@@ -55,9 +55,10 @@ class WorkspacePool:
 
     def take(self, stream: int, ticket_bytes: int, partial_bytes: int) -> Arena:
         """An arena for work that is submitted to ``stream`` next."""
-        identity = int(driver._call("cuStreamGetId", stream))
         if is_capturing(stream):
-            return self._take_for_capture(stream, identity, ticket_bytes, partial_bytes)
+            return self._take_for_capture(stream, ticket_bytes, partial_bytes)
+        # Handles are used again for other streams, identities are not (nor told while capturing).
+        identity = int(driver._call("cuStreamGetId", stream))
         with self._lock:
             arena = self._by_stream.get(identity)
             if arena is None or not arena.holds(ticket_bytes, partial_bytes):
@@ -91,11 +92,11 @@ class WorkspacePool:
             arenas = [*self._by_stream.values(), *self._reserve, *set(self._captured.values())]
             return sum(arena.nbytes for arena in arenas)
 
-    def _take_for_capture(self, stream: int, identity: int, ticket_bytes: int, partial_bytes: int) -> Arena:
+    def _take_for_capture(self, stream: int, ticket_bytes: int, partial_bytes: int) -> Arena:
         # (status, id of the capture, ...): streams that were forked into a capture share its id.
         capture = int(driver._call("cuStreamGetCaptureInfo", stream)[1])
         with self._lock:
-            held = self._captured.get((capture, identity))
+            held = self._captured.get((capture, stream))
             if held is not None and held.holds(ticket_bytes, partial_bytes):
                 return held
             fitting = [arena for arena in self._reserve if arena.holds(ticket_bytes, partial_bytes)]
@@ -108,7 +109,7 @@ class WorkspacePool:
                 )
             arena = min(fitting, key=lambda candidate: candidate.nbytes)
             self._reserve.remove(arena)
-            self._captured[(capture, identity)] = arena
+            self._captured[(capture, stream)] = arena
             return arena
 
     def _allocate(self, stream: int, ticket_bytes: int, partial_bytes: int) -> Arena:
