@@ -128,6 +128,18 @@ def test_packed_items_move_as_one_run(size: int, rng: Generator) -> None:
     assert sectors <= counters.global_store_sectors <= sectors + 3 * blocks
 
 
+@pytest.mark.parametrize(("n", "k"), [(3, 3), (16, 2), (50, 25)])
+def test_rows_of_a_tall_matrix_move_as_one_run(n: int, k: int, rng: Generator) -> None:
+    m = 1200
+    product = make_product(rng, m, n, k, misalignment=3)
+    (instance,) = tiny.matching(product.problem)
+    check(product, run(product, instance))
+    assert product.result is not None
+    counters, blocks = product.result.counters, product.result.blocks_run
+    assert m * k / 8 <= counters.copy_sectors <= m * k / 8 + blocks * (n * k / 8 + 8)
+    assert m * n / 8 <= counters.global_store_sectors <= m * n / 8 + 3 * blocks
+
+
 def test_a_shared_operand_is_read_once_a_block(rng: Generator) -> None:
     product = make_product(rng, 3, 2, 3, (640,), layouts=("one item", "rows", "rows"))
     instance = tiny.matching(product.problem)[0]
@@ -141,10 +153,15 @@ def test_the_smallest_fitting_instances_are_weighed(rng: Generator) -> None:
     for m, n, k in itertools.product((1, 4, 5, 30, 64, 65), repeat=3):
         problem = make_product(rng, m, n, k, (3,)).problem
         found = tiny.matching(problem)
-        assert len(found) == (0 if max(m, n, k) > 64 else 1 if max(m, n, k) > 32 else 2)
+        if m > 64:
+            assert len(found) == (n <= 64 and k <= 32)
+            assert all(instance.items == 1 for instance in found)
+        else:
+            assert len(found) == (0 if max(n, k) > 64 else 1 if max(m, n, k) > 32 else 2)
         for instance in found:
             assert tiny.refuses(instance, problem) is None
-            assert max(m - instance.bm, n - instance.bn, k - instance.bk) <= 0
+            assert n <= instance.bn
+            assert k <= instance.bk
 
 
 def test_what_is_refused(rng: Generator) -> None:

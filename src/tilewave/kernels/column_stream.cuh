@@ -100,8 +100,8 @@ struct Ring {
 template <int FEW, int LANES, int WIDTH, bool MIRRORED>
 __global__ void __launch_bounds__(COLUMN_THREADS, 2) column_stream(const __grid_constant__ GemmArgs args) {
     constexpr int THREADS = COLUMN_THREADS, GROUPS = THREADS / LANES, WARPS = THREADS / 32, AHEAD = COLUMN_AHEAD;
-    constexpr int MANY = LANES * WIDTH, OUTPUTS = FEW * MANY, SLAB = column_slab<FEW>(GROUPS), PITCH = column_pitch<FEW>();
-    constexpr int TURNS = SLAB / GROUPS;
+    constexpr int MANY = LANES * WIDTH, OUTPUTS = FEW * MANY;
+    constexpr int SLAB = column_slab<FEW>(GROUPS), PITCH = column_pitch<FEW>(), TURNS = SLAB / GROUPS;
     // Few rows at a time go through shared memory when the warps' sums are added.
     constexpr int ROUND = FEW < 4 ? FEW : 4;
     constexpr int RING_FLOATS = AHEAD * THREADS * WIDTH, WALK_FLOATS = RING_FLOATS + 2 * SLAB * PITCH;

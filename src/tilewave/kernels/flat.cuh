@@ -3,7 +3,7 @@
 // A run may begin at any element: in shared memory it begins as many elements past a multiple of 32 bytes, a sector of
 // global memory, as in global memory. So everything but up to seven elements at either end moves by 16 bytes, and eight
 // lanes, which are served together, share no sector with others. A region for a run of at most `count` elements begins
-// on 16 bytes and holds flat_floats(count).
+// on 32 bytes and holds flat_floats(count).
 #pragma once
 
 #include "copy.cuh"
@@ -12,7 +12,9 @@ namespace tilewave {
 
 constexpr int SECTOR_FLOATS = 8;
 
-constexpr __host__ __device__ int flat_floats(int count) { return (count + SECTOR_FLOATS - 1 + 3) / 4 * 4; }
+constexpr __host__ __device__ int flat_floats(int count) {
+    return (count + 2 * (SECTOR_FLOATS - 1)) / SECTOR_FLOATS * SECTOR_FLOATS;
+}
 
 // Elements from a multiple of 32 bytes to an address.
 __device__ __forceinline__ int misalignment(const void* address) {
@@ -43,7 +45,7 @@ __device__ __forceinline__ void deal_run(int first, int count, Vectors vectors, 
     if (threadIdx.x < count - tail) single(tail + threadIdx.x);
 }
 
-// Starts copying a run into the region, which begins on 16 bytes; gives the place of its first element.
+// Starts copying a run into the region, which begins on 32 bytes; gives the place of its first element.
 template <int THREADS>
 __device__ __forceinline__ int start_run(float* region, const float* source, int count) {
     int first = misalignment(source);

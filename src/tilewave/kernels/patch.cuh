@@ -1,4 +1,4 @@
-// Which outputs a tile holds, clipped to the product.
+// Which outputs a tile holds, clipped to the product, and a block's walk over its tiles.
 #pragma once
 
 #include "gemm_args.cuh"
@@ -23,6 +23,32 @@ __device__ __forceinline__ Patch patch_of(const GemmArgs& args, Index tile) {
     patch.items = ITEMS == 1 ? 1 : smaller(ITEMS, args.batch[0] * args.batch[1] * args.batch[2] - patch.item);
     return patch;
 }
+
+// Where a block is on its walk, in one number: everything else about the item is computed from it when needed, again
+// after K was walked, so that it occupies no registers meanwhile.
+struct Position {
+    Index value;
+
+    __device__ __forceinline__ explicit Position(const GemmArgs& args) : value(Walk(args.cut, blockIdx.x).position) {}
+
+    // The item that begins here, if there is one; moves on to the next.
+    __device__ __forceinline__ bool next(const GemmArgs& args, WorkItem& work) {
+        Walk walk(args.cut, blockIdx.x);
+        walk.position = value;
+        const bool found = walk.next(work);
+        value = walk.position;
+        return found;
+    }
+
+    // The item that begins here, in a way that makes the compiler compute it anew.
+    __device__ __forceinline__ WorkItem again(const GemmArgs& args) const {
+        Position here = *this;
+        asm volatile("" : "+l"(here.value));
+        WorkItem work;
+        here.next(args, work);
+        return work;
+    }
+};
 
 // Where the matrices of an item begin, as distances from those of the first item. A block keeps these in shared memory
 // rather than addresses: the compiler knows that an address made from an argument is one of global memory, and would

@@ -46,32 +46,6 @@ __device__ __forceinline__ void store_tile(const GemmArgs& args, Index tile, con
     }
 }
 
-// Where a block is on its walk, in one number: everything else about the item is computed from it when needed, again
-// after K was walked, so that it occupies no registers meanwhile.
-struct Position {
-    Index value;
-
-    __device__ __forceinline__ explicit Position(const GemmArgs& args) : value(Walk(args.cut, blockIdx.x).position) {}
-
-    // The item that begins here, if there is one; moves on to the next.
-    __device__ __forceinline__ bool next(const GemmArgs& args, WorkItem& work) {
-        Walk walk(args.cut, blockIdx.x);
-        walk.position = value;
-        const bool found = walk.next(work);
-        value = walk.position;
-        return found;
-    }
-
-    // The item that begins here, in a way that makes the compiler compute it anew.
-    __device__ __forceinline__ WorkItem again(const GemmArgs& args) const {
-        Position here = *this;
-        asm volatile("" : "+l"(here.value));
-        WorkItem work;
-        here.next(args, work);
-        return work;
-    }
-};
-
 // Combines the sums of a cut tile's pieces. Called by all THREADS threads with the OUTPUTS sums of this piece in shared
 // memory, after a barrier; true in the block that must store the tile, whose `sums` are then those of all pieces and
 // may be read by every thread. The pieces are summed in order, where threads are left over in as many runs as groups

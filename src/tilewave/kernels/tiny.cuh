@@ -1,4 +1,4 @@
-// Tiny products by the million: all that a tile needs of the operands is in shared memory at once.
+// Tiny products by the million, and tall ones of few columns: all that a tile needs is in shared memory at once.
 //
 // A block computes a BM x BN patch of ITEMS consecutive items of the batch, whose K is at most BK. Operands whose
 // part of the tile is one run of memory, row by row or column by column, item after item, come by flat copies of 16
@@ -17,8 +17,7 @@ __global__ void __launch_bounds__(ITEMS*(BM / TM) * (BN / TN)) tiny(const __grid
     static_assert(BM % TM == 0 && BN % TN == 0, "threads share a patch evenly");
     constexpr int THREADS = ITEMS * (BM / TM) * (BN / TN);
     constexpr int A_FLOATS = flat_floats(ITEMS * BM * BK);
-    extern __shared__ float4 shared_vectors[];
-    float* const shared = reinterpret_cast<float*>(shared_vectors);
+    extern __shared__ __align__(128) float shared[];
     __shared__ Offsets table[ITEMS];
     Walk walk(args.cut, blockIdx.x);
     WorkItem work;
@@ -32,8 +31,10 @@ __global__ void __launch_bounds__(ITEMS*(BM / TM) * (BN / TN)) tiny(const __grid
         const Staged a = start_part<THREADS>(shared, args, args.a, patch.rows, depth, patch.items, [&](int item) {
             return args.a.data + table[item].a + patch.row * args.a.row;
         });
-        const Staged b = start_part<THREADS>(shared + A_FLOATS, args, args.b, depth, patch.columns, patch.items,
-                                             [&](int item) { return args.b.data + table[item].b + patch.column * args.b.column; });
+        float* const b_region = shared + A_FLOATS;
+        const Staged b = start_part<THREADS>(b_region, args, args.b, depth, patch.columns, patch.items, [&](int item) {
+            return args.b.data + table[item].b + patch.column * args.b.column;
+        });
         finish_copies();
         __syncthreads();
 
@@ -46,10 +47,10 @@ __global__ void __launch_bounds__(ITEMS*(BM / TM) * (BN / TN)) tiny(const __grid
         if (item < patch.items) {
             // Rows and columns beyond the patch read its last one; their sums are not stored.
             int a_at[TM], b_at[TN];
-            for (int i = 0; i < TM; ++i)
-                a_at[i] = a.first + item * a.item + min(row + i * row_threads, patch.rows - 1) * a.row;
+            const int a_first = a.first + item * a.item, b_first = A_FLOATS + b.first + item * b.item;
+            for (int i = 0; i < TM; ++i) a_at[i] = a_first + min(row + i * row_threads, patch.rows - 1) * a.row;
             for (int j = 0; j < TN; ++j)
-                b_at[j] = A_FLOATS + b.first + item * b.item + min(column + j * column_threads, patch.columns - 1) * b.column;
+                b_at[j] = b_first + min(column + j * column_threads, patch.columns - 1) * b.column;
 #pragma unroll 4
             for (int k = 0; k < depth; ++k) {
                 float a_values[TM], b_values[TN];

@@ -7,6 +7,7 @@ from tilewave.kernels.families import (
     dot_stream,
     elementwise,
     large_tile,
+    small_k,
     small_tile,
     tiny,
 )
@@ -17,6 +18,7 @@ FAMILIES: tuple[Family, ...] = (
     tiny,
     dot_stream,
     column_stream,
+    small_k,
     large_tile,
     small_tile,
 )

@@ -1,4 +1,4 @@
-"""Tiny products by the million: all that a tile needs of the operands is in shared memory at once."""
+"""Tiny products by the million, and tall ones of few columns: a tile's operands in shared memory at once."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from tilewave.problem import GemmProblem
 
 name = "tiny"
 
+MOST_ITEM = 64
+"""The most rows, columns and depth of an item of a batch."""
+
 
 def _run_floats(count: int) -> int:
     """Elements of the region for a run of ``count`` elements: ``flat_floats`` of `flat.cuh`."""
-    return (count + 10) // 4 * 4
+    return (count + 14) // 8 * 8
 
 
 def _instance(bm: int, bn: int, bk: int, tm: int, tn: int, items: int, reason: str) -> Instance:
@@ -42,7 +45,12 @@ _ITEM_RUNS = (
     _instance(32, 32, 32, 4, 4, 4, "batches up to 32 x 32 x 32: the blocks of sparse matrices"),
     _instance(64, 64, 64, 8, 8, 1, "batches up to 64 x 64 x 64"),
 )
-_INSTANCES = _ITEM_RUNS
+_PANELS = (
+    _instance(512, 4, 4, 2, 4, 1, "tall matrices times one up to 4 x 4: points turned by a rotation"),
+    _instance(256, 16, 16, 4, 4, 1, "tall matrices times one up to 16 x 16"),
+    _instance(64, 64, 32, 4, 4, 1, "tall matrices times one up to 32 x 64: small layers of a network"),
+)
+_INSTANCES = _ITEM_RUNS + _PANELS
 
 
 def instances() -> tuple[Instance, ...]:
@@ -50,15 +58,16 @@ def instances() -> tuple[Instance, ...]:
     return _INSTANCES
 
 
-def _holds(instance: Instance, problem: GemmProblem) -> bool:
-    return problem.m <= instance.bm and problem.n <= instance.bn and problem.k <= instance.bk
-
-
 def matching(problem: GemmProblem) -> tuple[Instance, ...]:
-    """The two smallest instances that hold an item of a batch."""
-    if not problem.product or problem.batches < 2:
+    """The two smallest instances that hold an item of a batch; or the panel that suits a tall matrix."""
+    if not problem.product:
         return ()
-    return tuple(instance for instance in _ITEM_RUNS if _holds(instance, problem))[:2]
+    if problem.m > MOST_ITEM:
+        wide_enough = (i for i in _PANELS if problem.n <= i.bn and problem.k <= i.bk)
+        return tuple(wide_enough)[:1]
+    if problem.batches < 2:
+        return ()
+    return tuple(i for i in _ITEM_RUNS if problem.m <= i.bm and problem.n <= i.bn and problem.k <= i.bk)[:2]
 
 
 def refuses(instance: Instance, problem: GemmProblem) -> str | None:
