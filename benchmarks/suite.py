@@ -3,8 +3,8 @@
     PYTHONPATH=src python3 benchmarks/suite.py --out suite.json --budget 240 [--only NAME ...]
 
 Both are replayed from CUDA graphs, interleaved, with TF32 off; operands are fresh N(0,1) draws in buffers
-that rotate until together they exceed twice the L2 cache, so that each call finds its own cold. Answers are checked on random rows against
-float64 under the bound that grows with K. Results are written after every product, and a later call with the
+that rotate until together they exceed twice the L2 cache, so that each call finds its own cold. Answers are
+checked on random rows against float64 under the bound that grows with K. Results are written after every product, and a later call with the
 same file goes on from there.
 """
 
@@ -27,6 +27,7 @@ import tilewave
 from tilewave.bench.environment import Environment
 from tilewave.bench.suite import SuiteProduct, squares, workloads
 from tilewave.bench.timing import Contender, Timing, interleave
+from tilewave.compiler import compiler_version
 from tilewave.device import query_device
 from tilewave.precision import error_in_bounds
 from tilewave.runtime.driver import Device
@@ -162,7 +163,7 @@ def main() -> None:
     if options.out.exists():
         record = json.loads(options.out.read_text())
     record["command"] = "python3 benchmarks/suite.py --out FILE --budget SECONDS"
-    record["environment"] = Environment.capture(Device()).to_json()
+    record["environment"] = Environment.capture(device=Device(), compiler=compiler_version()).to_json()
     done = {row["product"]["name"] for row in record["rows"]}
     products = [p for p in workloads() + squares() if not options.only or p.name in options.only]
     print(f"{'':6} {'product':36} {'us':>10} {'cuBLAS us':>10} {'ratio':>7} {'predicted':>10} {'roof':>5}")
