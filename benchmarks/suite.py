@@ -4,8 +4,8 @@
 
 Both are replayed from CUDA graphs, interleaved, with TF32 off; operands are fresh N(0,1) draws in buffers
 that rotate until together they exceed twice the L2 cache, so that each call finds its own cold. Answers are
-checked on random rows against float64 under the bound that grows with K. Results are written after every product, and a later call with the
-same file goes on from there.
+checked on random rows against float64 under the bound that grows with K. Results are written after every
+product, and a later call with the same file goes on from there.
 """
 
 from __future__ import annotations
