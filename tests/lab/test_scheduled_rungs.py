@@ -192,8 +192,8 @@ def test_sampled_counters_equal_those_of_every_block(number: int, monkeypatch: p
     symbol = built.kernels[planned.entry].symbol
     whole = launch(built.ptx, symbol, planned.grid, planned.block, arguments, memory)
     for name, value in emulate._flat(whole.counters).items():
-        # How many passes a 4-byte copy takes depends on where its rows start, which differs between tiles.
-        tolerance = 1e-3 if name == "copy_passes" else 0
+        # How often a 4-byte copy's lanes meet depends on where its rows start, which differs between tiles.
+        tolerance = 1e-3 if name in ("copy_passes", "copy_conflicts") else 0
         assert getattr(sampled, name) == pytest.approx(value, rel=tolerance), name
 
 

@@ -127,8 +127,8 @@ def count(rung: Rung, program: Program, kernel: Kernel, size: int, spec: DeviceS
 
     A launch of many blocks is sampled: most blocks differ only in whether they touch the right or the bottom
     edge, so a few of each kind are executed and weighted by how many of that kind there are. Walkers are each
-    different: `tilewave.lab.walk_counts` tells how they are counted. Passes of copies depend on addresses, so
-    those of a sample are an estimate (a few percent off); the other counters are those of the whole launch.
+    different: `tilewave.lab.walk_counts` tells how they are counted. Passes and conflicts of copies depend on
+    addresses, so those of a sample are an estimate (a few percent off); the others are the whole launch's.
     """
     planned = launch_of(rung, size, size, size, spec or get_spec(_DEFAULT_GPU))
     total_blocks = planned.blocks
