@@ -21,6 +21,7 @@ from tilewave.lab.probe_search import (
     groups_of,
     lane_maps,
     load_addresses,
+    number_of,
     passes_of,
     reading,
     search,
@@ -179,6 +180,22 @@ def test_means_and_readings() -> None:
         UsageError, match=r"there is no reading 'best'; there are an average load, .*costliest"
     ):
         reading(cost, "best")
+
+
+@pytest.mark.parametrize("bits", [(3, 4), (0, 1, 2), (2,), (4, 0, 3, 1)], ids=str)
+@pytest.mark.parametrize(("patch", "group"), [(8, 4), (8, 8), (16, 4), (16, 8), (16, 16)])
+def test_a_warp_reads_its_tile_and_nothing_else(bits: tuple[int, ...], patch: int, group: int) -> None:
+    """All loads together touch every value of the warp's rows or columns, each lane its own patch of them."""
+    loads = load_addresses(bits, patch, group)
+    assert loads.shape == (patch // 4, 32)
+    values = loads[:, :, None] // 4 + np.arange(4)
+    assert set(values.ravel()) == set(range(patch << len(bits)))
+    owners = {(value, int(number_of(bits)[lane])) for _, lane, value in _places(values)}
+    assert len(owners) == patch << len(bits)  # lanes of one number, and no others, share a value
+
+
+def _places(values: np.ndarray) -> list[tuple[int, int, int]]:
+    return [(i, lane, int(value)) for (i, lane, _), value in np.ndenumerate(values)]
 
 
 @pytest.mark.parametrize(("patch", "group"), [(8, 2), (8, 6), (12, 8), (16, 3)])

@@ -142,6 +142,8 @@ def test_resident_blocks_say_when_a_size_cannot_show_anything() -> None:
         said = words("resident-blocks", {"one": 1.1, "two": 1.0}, size=1025, gpu=gpu)
         assert ("cannot show anything on this GPU" in said) is not shows
         assert ("fills the gaps" in said) is shows
+        said = words("resident-blocks", {"one": 1.0, "two": 1.0}, size=1025, gpu=gpu)
+        assert ("busy anyway" in said) is shows
 
 
 def l2(rung_15: float, walk: float, size: int = 4096, gpu: str = "GB10") -> str:
