@@ -16,8 +16,8 @@ from tilewave.lab.walk_counts import shares_of
 from tilewave.planner import STREAM_K_WALK, Raster, decompose
 
 ARCH = "sm_121"
-# Passes and conflicts of copies depend on where rows begin; a walk also divides 64-bit numbers, in a few instructions more
-# or less by their size.
+# Passes and conflicts of copies depend on where rows begin; a walk also divides 64-bit numbers, in a few
+# instructions more or less by their size.
 TOLERANCES = {"copy_passes": 0.05, "copy_conflicts": 0.05, "warp_instructions": 3e-4}
 
 
