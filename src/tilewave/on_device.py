@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, Protocol
 
-from tilewave.arrays import ArrayView, view_of
+from tilewave.arrays import ArrayView, framework_of, loaded, view_of
 from tilewave.call import GemmCall
 from tilewave.errors import UsageError
 from tilewave.kernels.arguments import Pointers
@@ -192,7 +192,7 @@ def _workspace_memory(call: GemmCall, workspace: Any) -> tuple[int, int] | None:
     """Address and bytes of the caller's workspace, which must be contiguous, writable and apart."""
     if workspace is None:
         return None
-    view = view_of(workspace, "workspace", call.stream)
+    view = view_of(_as_floats(workspace), "workspace", call.stream)
     if view.device != call.device:
         raise UsageError(f"workspace lies on {view.place}, the operands on GPU {call.device}")
     if view.readonly or view.layout != contiguous(view.layout.shape):
@@ -202,6 +202,27 @@ def _workspace_memory(call: GemmCall, workspace: Any) -> tuple[int, int] | None:
         if operand is not None and share_memory(view.address, view.layout, operand.address, operand.layout):
             raise UsageError(f"workspace shares memory with {name}; accepted is memory of its own")
     return view.address, 4 * view.layout.size
+
+
+def _as_floats(workspace: Any) -> Any:
+    """The float32 elements within a tensor of PyTorch or CuPy of any dtype; others as they are.
+
+    Bytes before the first whole element and behind the last are left out.
+    """
+    framework = framework_of(workspace)
+    if framework not in ("torch", "cupy"):
+        return workspace
+    library = loaded(framework)
+    if workspace.dtype == library.float32:
+        return workspace
+    contiguous_memory = workspace.is_contiguous() if framework == "torch" else workspace.flags.c_contiguous
+    if not contiguous_memory:
+        raise UsageError("workspace has gaps between its elements; accepted is memory in C order")
+    octets = workspace.reshape(-1).view(library.uint8)
+    address = octets.data_ptr() if framework == "torch" else octets.data.ptr
+    first = -address % 4
+    count = (octets.shape[0] - first) // 4 * 4
+    return octets[first : first + max(0, count)].view(library.float32)
 
 
 @contextlib.contextmanager
