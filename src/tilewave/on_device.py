@@ -212,9 +212,9 @@ def _as_floats(workspace: Any) -> Any:
     framework = framework_of(workspace)
     if framework not in ("torch", "cupy"):
         return workspace
-    library = loaded(framework)
-    if workspace.dtype == library.float32:
+    if str(workspace.dtype).endswith("float32"):
         return workspace
+    library = loaded(framework)
     contiguous_memory = workspace.is_contiguous() if framework == "torch" else workspace.flags.c_contiguous
     if not contiguous_memory:
         raise UsageError("workspace has gaps between its elements; accepted is memory in C order")
