@@ -18,7 +18,10 @@ from tilewave.lab.profile.records import (
     Reading,
 )
 
-LADDER = Path(__file__).parents[2] / "benchmarks" / "results" / "ladder-h200.json"
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+LADDER, POWER, PROFILE = (
+    RESULTS / name for name in ("ladder-h200.json", "power_h200.json", "profile_h200.json")
+)
 
 
 def made_up_power(rng: np.random.Generator, rounds: int = 4) -> PowerRun:
@@ -59,7 +62,7 @@ def made_up_power(rng: np.random.Generator, rounds: int = 4) -> PowerRun:
 def made_up_profile(rng: np.random.Generator) -> Profile:
     """Two rungs whose hardware counters differ from the emulator's by up to 2 %, and the library's kernel."""
     kernels = []
-    for rung, title in ((9, "split groups"), (15, "large patch")):
+    for rung, title in ((9, "09 split groups"), (15, "15 large patch")):
         counted = {
             name: float(rng.integers(1 << 20, 1 << 28))
             for name in ("shared_loads", "shared_load_passes", "barriers", "thread_fma")

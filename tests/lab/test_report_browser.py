@@ -8,15 +8,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from browser import Browser, open_browser
-from report_data import LADDER, made_up_power, made_up_profile
+from report_data import LADDER, POWER, PROFILE
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from tilewave.device import get_spec
+from tilewave.lab.power.records import load_power_run
+from tilewave.lab.profile.records import load_profile
 from tilewave.lab.records import load_ladder
 from tilewave.lab.report.page import make_report, render
 
@@ -26,12 +27,9 @@ SCHEMES = (False, True)
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
-    """The page of the committed ladder with a power run and a profile; how many pictures it should have."""
-    seed = int(np.random.SeedSequence().generate_state(1)[0])
-    print(f"seed {seed}")  # shown when a test fails
-    rng = np.random.default_rng(seed)
+    """The page of all committed records of an H200, and how many pictures it should have."""
     report = make_report(
-        load_ladder(LADDER), get_spec("H200"), made_up_power(rng), made_up_profile(rng), ["A note."]
+        load_ladder(LADDER), get_spec("H200"), load_power_run(POWER), load_profile(PROFILE), ["A note."]
     )
     path = tmp_path_factory.mktemp("report") / "report.html"
     path.write_text(render(report, "tilewave report", "0"), encoding="utf-8")

@@ -81,7 +81,7 @@ def test_power_and_profile_are_told(rng: np.random.Generator) -> None:
     assert "ampere_sgemm_128x64_tn: 128 outputs per thread" in text
     for kernel in profile.kernels:
         read, counted = (kernel.readings[c].figures["shared_loads"] for c in ("hardware", "emulator"))
-        assert f"{kernel.rung:02d} {kernel.title}: emulator {counted:,.0f}, hardware {read:,.0f}" in text
+        assert f"{kernel.title}: emulator {counted:,.0f}, hardware {read:,.0f}" in text
 
 
 def drawing_of(report: Report, name: str) -> Drawing:

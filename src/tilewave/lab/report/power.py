@@ -132,9 +132,11 @@ def _series(
 ) -> Panel:
     lows, highs = min(v for _, v in values), max([*(v for _, v in values), *([limit] if limit else [])])
     low, high = _nice(lows, highs)
-    about = f"{title} goes from {lows:,.0f} to {max(v for _, v in values):,.0f} {unit}." + (
-        f" The limit is {limit:,.0f} {unit}." if limit else ""
+    top = max(value for _, value in values)
+    course = (
+        f"stays at {top:,.0f}" if f"{lows:,.0f}" == f"{top:,.0f}" else f"goes from {lows:,.0f} to {top:,.0f}"
     )
+    about = f"{title} {course} {unit}." + (f" The limit is {limit:,.0f} {unit}." if limit else "")
     drawing, x, y = _frame(run, name, title, unit, low, high, about)
     _rulers(drawing, y, low, high)
     if limit:
@@ -168,7 +170,9 @@ def _rulers(drawing: Drawing, y: Callable[[float], float], low: float, high: flo
 
 def _nice(low: float, high: float) -> tuple[float, float]:
     """Round bounds around a range that keep some air above and below."""
-    step = max(round_ticks(max(high - low, 0.02 * abs(high), 1e-9), 4)[1:2] or [1.0])
+    if high - low < 0.02 * abs(high):  # hardly any change should not look like one
+        low, high = low - 0.01 * abs(high), high + 0.01 * abs(high)
+    step = max(round_ticks(max(high - low, 1e-9), 4)[1:2] or [1.0])
     air = 0.05 * (high - low)
     return (low - air) // step * step, ((high + air) // step + 1) * step
 
@@ -197,7 +201,7 @@ def _summary_table(run: PowerRun) -> Table:
                 s.data,
                 str(s.repeats),
                 f"{s.tflops:.2f}",
-                f"{s.spread:.1%}",
+                f"{s.spread:.2%}",
                 optional(s.median_w, ".0f"),
                 optional(s.joules_per_call, ".3g"),
                 optional(s.sm_clock_mhz, ".0f"),

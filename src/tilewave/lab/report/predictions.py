@@ -13,7 +13,7 @@ from tilewave.lab.profile.table import COUNTED_ALIKE, columns_of, main_kernel, r
 from tilewave.lab.records import Ladder
 from tilewave.lab.registry import Rung, get_rung
 from tilewave.lab.report.parts import Panel, Part, Table
-from tilewave.lab.report.svg import WIDTH, Drawing
+from tilewave.lab.report.svg import CHARACTER, WIDTH, Drawing
 from tilewave.planner import (
     DATA_PARALLEL,
     DOUBLE_BUFFERED,
@@ -26,7 +26,7 @@ from tilewave.planner import (
 )
 
 _VERDICTS = {True: "holds", False: "differs", None: "not judged"}
-_LEFT, _RIGHT = 150.0, WIDTH - 18.0
+_WIDEST_LABEL, _RIGHT = 225.0, WIDTH - 18.0
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def _counter_panel(profile: Profile) -> Panel | None:
             if emulated is None or read is None:
                 continue
             if emulated and read:
-                tip = f"{kernel.rung:02d} {kernel.title}: emulator {emulated:,.0f}, hardware {read:,.0f}"
+                tip = f"{kernel.title}: emulator {emulated:,.0f}, hardware {read:,.0f}"
                 marks.append(Mark(emulated / read, tip))
         if marks:
             strips.append((FIGURES[figure], marks))
@@ -120,8 +120,7 @@ def _counter_panel(profile: Profile) -> Panel | None:
     total = sum(len(marks) for _, marks in strips)
     return Panel(
         drawing,
-        f"{exact} of {total} counts agree within 0.1 %. A dot is a rung; at 1 the emulator counted what the "
-        f"profiler read.",
+        f"{exact} of {total} counts agree within 0.1 %. A dot is a rung.",
     )
 
 
@@ -133,8 +132,7 @@ def _profile_tables(profile: Profile) -> list[Table]:
         rows = [*rows_of(columns), *stalls_of(columns)]
         tables.append(
             Table(
-                f"Profile of {kernel.rung:02d} {kernel.title}, N = {profile.size} on {profile.device} "
-                f"({profile.how})",
+                f"Profile of {kernel.title}, N = {profile.size} on {profile.device} ({profile.how})",
                 ("what", *columns),
                 tuple((name, *cells) for name, cells in rows),
                 folded=True,
@@ -232,8 +230,10 @@ def _strips(name: str, title: str, strips: Sequence[tuple[str, list[Mark]]]) -> 
     scale, ticks = _ratio_scale([mark.ratio for _, marks in strips for mark in marks])
     bottom = top + step * len(strips)
 
+    left = min(_WIDEST_LABEL, 10 + CHARACTER * max(len(label) for label, _ in strips))
+
     def x(ratio: float) -> float:
-        return (_LEFT + _RIGHT + (_RIGHT - _LEFT) * scale(ratio)) / 2
+        return (left + _RIGHT + (_RIGHT - left) * scale(ratio)) / 2
 
     ranges = "; ".join(
         f"{label} {min(m.ratio for m in marks):.2f} to {max(m.ratio for m in marks):.2f}"
@@ -248,7 +248,7 @@ def _strips(name: str, title: str, strips: Sequence[tuple[str, list[Mark]]]) -> 
         drawing.text(x(ratio), bottom + 15, label, "muted", "middle")
     for place, (label, marks) in enumerate(strips):
         y = top + step * (place + 0.5)
-        drawing.text(_LEFT - 8, y + 4, label, anchor="end")
+        drawing.text(left - 8, y + 4, label, anchor="end")
         for mark in marks:
             drawing.dot(x(mark.ratio), y, 3.5, "f-blue s-paper", mark.tip)
     return drawing
@@ -263,12 +263,10 @@ def _ratio_scale(ratios: Sequence[float]) -> tuple[Callable[[float], float], lis
     span = next((span for span in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5) if farthest <= span), None)
     if span is not None:
         near: float = span
-        shares = (-near, -near / 2, 0.0, near / 2, near)
-        return lambda ratio: (ratio - 1) / near, [
-            (1 + share, f"{100 * share:+g} %" if share else "equal") for share in shares
-        ]
+        ends = [(1 - near, f"-{100 * near:g} %"), (1.0, "equal"), (1 + near, f"+{100 * near:g} %")]
+        return lambda ratio: (ratio - 1) / near, ends
     powers = max(1, math.ceil(max(abs(math.log2(ratio)) for ratio in ratios)))
-    step = -(-powers // 3)
+    step = -(-powers // 2)
     exponents = range(-(powers // step) * step, powers + 1, step)
     labels = [(2.0**e, "equal" if e == 0 else f"× {2**e}" if e > 0 else f"÷ {2**-e}") for e in exponents]
     return lambda ratio: math.log2(ratio) / powers, labels
