@@ -91,7 +91,7 @@ def plan(
         product=k > 0,
     )
     options = PlanOptions(schedule, deterministic, batch_invariant, max_sms)
-    return plan_gemm(normalise(problem).problem, device_spec(device), options)
+    return _noted(normalise(problem), device_spec(device), options, ())
 
 
 def plan_for(
@@ -215,6 +215,8 @@ def _as_staged(call: GemmCall, notes: list[str]) -> GemmCall:
 def _noted(normalised: Normalised, spec: DeviceSpec, options: PlanOptions, notes: Sequence[str]) -> GemmPlan:
     found = plan_gemm(normalised.problem, spec, options)
     said = list(notes)
+    if normalised.swapped:
+        said.append("the transposed product is computed, out^T = b^T a^T: A here is b, and B is a")
     if normalised.launches > 1:
         said.append(f"the batch has more axes than a kernel walks: launched {normalised.launches:,} times")
     return replace(found, notes=(*found.notes, *said))

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from gemm_fakes import FAKES, product
 
+import tilewave
 from tilewave.device import get_spec
 from tilewave.planner.gemm import GemmPlanner, PlanOptions, explain_plan
 from tilewave.problem import GemmProblem, MatrixLayout
@@ -101,3 +102,10 @@ def test_notes_are_said() -> None:
     text = explained(product(64, 64, 20), PlanOptions(schedule="split_k:9"))
     assert "split-K 9 ways was asked for; K has" in text
     assert "7 blocks" in explained(product(900, 900, 900), PlanOptions(max_sms=7))
+
+
+def test_a_swapped_product_says_which_operand_is_which() -> None:
+    """The front door computes out^T = b^T a^T for one column; what A and B mean then must be said."""
+    swapped = tilewave.explain(500, 1, 200, device="H200")
+    assert "A here is b, and B is a" in swapped
+    assert "A here is b" not in tilewave.explain(1, 500, 200, device="H200")

@@ -113,9 +113,10 @@ class GemmPlan:
         tiles = f"{rows} x {columns}" + (f" x {groups}" if groups > 1 else "")
         items = f" of {instance.items} items" if instance.items > 1 else ""
         workspace = f"{self.workspace_bytes:,} bytes" if self.workspace_bytes else "none"
+        slices = f"{self.cut.slices} slice{'s' if self.cut.slices > 1 else ''}"
         lines = [
             f"{head}{instance} {self.schedule}",
-            f"  tiles {tiles} of {instance.bm} x {instance.bn}{items}, {self.cut.slices} slices of K each",
+            f"  tiles {tiles} of {instance.bm} x {instance.bn}{items}, {slices} of K each",
             f"  launch {self.blocks:,} blocks of {instance.threads} threads, {self.blocks_per_sm} an SM at "
             f"once, waves {self.waves}, workspace {workspace}",
             f"  predicted {estimate.total:.4g} us, bound by {estimate.limit} (compute "
