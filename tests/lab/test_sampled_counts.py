@@ -10,9 +10,9 @@ from rung_helpers import GPU, program
 
 from tilewave.emulator import Memory, launch
 from tilewave.lab import emulate
-from tilewave.lab.launches import launch_of
+from tilewave.lab.launches import RungLaunch, launch_of
 from tilewave.lab.registry import get_rung
-from tilewave.lab.walk_counts import shares_of
+from tilewave.lab.walk_counts import count_walk, shares_of
 from tilewave.planner import STREAM_K_WALK, Raster, decompose
 
 ARCH = "sm_121"
@@ -92,3 +92,55 @@ def test_shares_add_up_to_the_decomposition() -> None:
     assert by_name["stored"] == by_name["summed"] == sum(item.pieces > 1 for item in items)
     assert shares["written", True, True] == 1
     assert shares["written", False, False] == 2 * 4
+
+
+@pytest.mark.parametrize("number", [6, pytest.param(17, marks=pytest.mark.long)])
+def test_plain_rungs(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_sampled_is_whole(number, 525, 48, monkeypatch)
+
+
+def random_walk(rng: np.random.Generator) -> tuple[RungLaunch, tuple[int, int]]:
+    """A walk over up to 7 x 7 tiles of 1 to 600 slices, by any number of blocks, and its M and N."""
+    tiles_m, tiles_n = (int(count) for count in rng.integers(1, 8, 2))
+    k = int(rng.integers(1, rng.choice([2, 5, 40, 600]) * TILE.bk))
+    cut = decompose(tiles_m * tiles_n, k, TILE.bk, STREAM_K_WALK, int(rng.integers(1, 200)))
+    walk = RungLaunch("walk", (cut.blocks, 1, 1), (256, 1, 1), cut, Raster(tiles_m, tiles_n))
+    ragged = (int(rng.integers(0, extent)) for extent in (TILE.bm, TILE.bn))
+    m, n = (
+        count * extent - cut_off
+        for count, extent, cut_off in zip((tiles_m, tiles_n), (TILE.bm, TILE.bn), ragged, strict=True)
+    )
+    return walk, (m, n)
+
+
+TILE = get_rung(19).tile
+
+
+@pytest.mark.parametrize("round_", range(60))
+def test_any_walk_is_determined_by_short_ones(round_: int, rng: np.random.Generator) -> None:
+    """With any price for each share, the prices of a few blocks give that of the whole launch."""
+    walk, (m, n) = random_walk(rng)
+    assert walk.cut is not None
+    assert walk.raster is not None
+    prices = {
+        share: float(rng.integers(0, 1000)) for share in shares_of(walk.cut, walk.raster, range(walk.blocks))
+    }
+    asked = []
+
+    def count(
+        one: RungLaunch, short_m: int, short_n: int, walker: int, tickets: dict[int, int]
+    ) -> dict[str, float]:
+        assert one.cut is not None
+        assert one.raster is not None
+        assert (-(-short_m // TILE.bm), -(-short_n // TILE.bn)) == (one.raster.tiles_m, one.raster.tiles_n)
+        assert (short_m - m) % TILE.bm == (short_n - n) % TILE.bn == 0  # edges are as ragged as they were
+        pieces = {item.ticket: item.pieces for item in one.cut.items(walker)}
+        assert all(ticket == pieces[place] - 1 > 0 for place, ticket in tickets.items())
+        asked.append(walker)
+        shares = shares_of(one.cut, one.raster, [walker])
+        return {"price": sum(prices[share] * number for share, number in shares.items())}
+
+    found = count_walk(walk, (m, n), TILE, count)
+    whole = shares_of(walk.cut, walk.raster, range(walk.blocks))
+    assert found.counters["price"] == pytest.approx(sum(prices[s] * number for s, number in whole.items()))
+    assert found.blocks_run == len(asked) <= len(whole)

@@ -23,8 +23,11 @@ from tilewave.planner import Decomposition, Raster
 _MOST_TILES = 2
 """Tile rows and columns of a short walk: an inner one and one at the edge."""
 
-_RUNS = (2, 3, 5)
-"""Slices of the blocks of the shortest walks."""
+_MOST_BLOCKS = 256
+"""Blocks of the shortest walk, each of which needs workspace for two tiles."""
+
+_RUNS = (1, 2, 3, 5)
+"""How many times as long the runs of other short walks are."""
 
 _CLOSE = 1e-6
 """How far a share may be off, relatively, before the short walks do not determine the launch."""
@@ -102,7 +105,9 @@ def _short_walks(planned: RungLaunch, tile: Tile) -> Iterator[tuple[RungLaunch, 
     few = Raster(min(raster.tiles_m, _MOST_TILES), min(raster.tiles_n, _MOST_TILES))
     tiles = few.tiles_m * few.tiles_n
     total = tiles * cut.slices
-    blocks = {tiles, 2 * tiles + 1, 3 * tiles + 1, *(-(-total // run) for run in _RUNS)}
+    several_tiles, whole_tiles, pieces = range(1, tiles), tiles, (2 * tiles + 1, 3 * tiles + 1)
+    runs = (-(-min(total, _MOST_BLOCKS) // run) for run in _RUNS)
+    blocks = {*several_tiles, whole_tiles, *pieces, *runs}
     candidates = []
     for walkers in sorted(count for count in blocks if count <= total):
         short = Decomposition(tiles, cut.k, cut.depth, 0, 1, walkers)
