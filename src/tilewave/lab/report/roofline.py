@@ -190,7 +190,7 @@ def _closeup(
         return None
     low, high = (f(point.intensity for point in near) for f in (min, max))
     low, high = low - 0.1 * (high - low) - 1, high + 0.1 * (high - low) + 1
-    ceiling = spec.peak_fp32_tflops * 1.03
+    ceiling = spec.peak_fp32_tflops * 1.07
     bottom = min(point.rate for point in near) * 0.93
     right = WIDTH - _RIGHT
     drawing = Drawing(
@@ -217,7 +217,7 @@ def _closeup(
             drawing.text(_LEFT - 4, frame.y(tick) + 4, f"{tick:g}", "muted", "end")
     peak = frame.y(spec.peak_fp32_tflops)
     drawing.path([(_LEFT, peak), (right, peak)], "s-ink thick")
-    drawing.text(_LEFT + 4, peak + 13, f"peak {spec.peak_fp32_tflops:.1f}", "muted")
+    drawing.text(_LEFT + 4, peak - 5, f"peak {spec.peak_fp32_tflops:.1f}", "muted")
     if measured_peak:
         frame.level(measured_peak, "s-green")
         drawing.text(right - 2, frame.y(measured_peak) + 13, f"FFMA {measured_peak:.1f}", "green", "end")
