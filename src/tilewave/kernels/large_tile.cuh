@@ -140,7 +140,6 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32, MIN_BLOCKS) large_tile(
     float* const shared = reinterpret_cast<float*>(shared_vectors);
     Task* const task = reinterpret_cast<Task*>(shared + 2 * LARGE_STAGE_BYTES / 4);
     const unsigned stage = shared_address(shared);
-    if (stage % (2 * LARGE_STAGE_BYTES) + A::BYTES + B::BYTES > LARGE_STAGE_BYTES) __trap();
 
 #pragma unroll 1
     for (bool first = true; next_task(args, task, first); first = false) {

@@ -36,14 +36,13 @@ struct SmallOperand {
 
     const char* source;  // of the first copy of the next slice
     Index line_bytes;    // from copy to copy
-    Index step;          // from slice to slice
     int x, k;            // the first copy's place in the slice
     int x_left;          // rows or columns of the operand from the tile's first on, at most X
     int target;          // bytes from the operand's place in a stage
 
     __device__ __forceinline__ void start(const float* data, Index x0, Index k0, Index extent, Index x_stride,
-                                          Index k_stride, Index slice_step) {
-        const int tid = threadIdx.x;
+                                          Index k_stride) {
+        const int tid = thread_index();
         if constexpr (TRANSPOSES) {
             k = tid % 8 + tid / 32 % (BK / 8) * 8;
             x = tid % 32 / 8 + tid / (4 * BK) * 4;
@@ -57,19 +56,18 @@ struct SmallOperand {
         x_left = static_cast<int>(smaller(X, extent - x0));
         source = reinterpret_cast<const char*>(data + (x0 + x) * x_stride + (k0 + k) * k_stride);
         line_bytes = 4 * LINE_STEP * (ALONG_K ? x_stride : k_stride);
-        step = slice_step;
         target = 4 * (READ_ALONG_K ? x * PITCH + k : k * PITCH + x);
     }
 
-    // Starts the copies of the next slice, of which `depth` are inside K, to `stage`.
-    __device__ __forceinline__ void copy(unsigned stage, int depth) {
+    // Starts the copies of the next slice, of which `depth` are inside K, to `stage`; the one after it is `step` bytes on.
+    __device__ __forceinline__ void copy(unsigned stage, int depth, Index step) {
         constexpr int STEP_BYTES = 4 * LINE_STEP * (ALONG_K && TRANSPOSES ? 1 : PITCH);
         const char* from = source;
         unsigned to = stage + target;
         if (x_left == X && depth == BK) {
 #pragma unroll
             for (int i = 0; i < COPIES; ++i) {
-                if (VECTORS % THREADS == 0 || static_cast<int>(threadIdx.x) < VECTORS - i * THREADS)
+                if (VECTORS % THREADS == 0 || thread_index() < VECTORS - i * THREADS)
                     copy_async<WIDTH>(to + i * STEP_BYTES, from);
                 from += line_bytes;
             }
@@ -78,7 +76,7 @@ struct SmallOperand {
             for (int i = 0; i < COPIES; ++i) {
                 bool inside = ALONG_K ? x + i * LINE_STEP < x_left && k < depth
                                       : x < x_left && k + i * LINE_STEP < depth;
-                if (VECTORS % THREADS == 0 || static_cast<int>(threadIdx.x) < VECTORS - i * THREADS)
+                if (VECTORS % THREADS == 0 || thread_index() < VECTORS - i * THREADS)
                     copy_async<WIDTH>(to + i * STEP_BYTES, from, inside);
                 from += line_bytes;
             }
@@ -123,28 +121,25 @@ struct SmallOperand {
     }
 };
 
-// The place of a thread in its group of ROWS x COLUMNS threads. In a warp of 4 x 8 lanes, bits 0 and 3 of the lane
+// A thread's group, and its place among the ROWS x COLUMNS threads of the group. In a warp of 4 x 8 lanes, bits 0 and 3 of the lane
 // choose the row and the others the column: then a lane shares one operand's address with lane ^ 1 and the other's with
 // lane ^ 2, so that the loads of 16 bytes of two quarter-warps are served together.
 template <int ROWS, int COLUMNS>
-__device__ __forceinline__ void thread_place(int thread, int& row, int& column) {
-    constexpr int WARP_COLUMNS = ROWS >= 4 && COLUMNS >= 8 ? 8 : ROWS >= 8 && COLUMNS >= 4 ? 4 : COLUMNS < 4 ? COLUMNS : 32 / ROWS;
-    constexpr int WARP_ROWS = 32 / WARP_COLUMNS;
-    static_assert(ROWS % WARP_ROWS == 0 && COLUMNS % WARP_COLUMNS == 0, "groups are of whole warps");
-    const int lane = thread % 32, warp = thread / 32;
-    const int two = (lane & 1) | (lane >> 2 & 2), three = (lane >> 1 & 3) | (lane >> 2 & 4);
-    int in_row, in_column;
-    if (WARP_COLUMNS == 8)
-        in_row = two, in_column = three;
-    else if (WARP_COLUMNS == 4)
-        in_row = three, in_column = two;
-    else if (WARP_ROWS == 2 || WARP_ROWS == 1)
-        in_row = lane % WARP_ROWS, in_column = lane / WARP_ROWS;
-    else
-        in_row = lane / WARP_COLUMNS, in_column = lane % WARP_COLUMNS;
-    row = warp / (COLUMNS / WARP_COLUMNS) * WARP_ROWS + in_row;
-    column = warp % (COLUMNS / WARP_COLUMNS) * WARP_COLUMNS + in_column;
-}
+struct SmallPlace {
+    static constexpr int WARP_COLUMNS = ROWS >= 4 && COLUMNS >= 8 ? 8 : 4;
+    static constexpr int WARP_ROWS = 32 / WARP_COLUMNS;
+    static_assert(ROWS % WARP_ROWS == 0 && COLUMNS % WARP_COLUMNS == 0, "groups are of whole warps of 4 x 8 or 8 x 4");
+
+    int group, row, column;
+
+    __device__ __forceinline__ SmallPlace() {
+        const int tid = thread_index(), lane = tid % 32, warp = tid % (ROWS * COLUMNS) / 32;
+        const int two_bits = (lane & 1) | (lane >> 2 & 2), three_bits = (lane >> 1 & 3) | (lane >> 2 & 4);
+        group = tid / (ROWS * COLUMNS);
+        row = warp / (COLUMNS / WARP_COLUMNS) * WARP_ROWS + (WARP_ROWS == 4 ? two_bits : three_bits);
+        column = warp % (COLUMNS / WARP_COLUMNS) * WARP_COLUMNS + (WARP_ROWS == 4 ? three_bits : two_bits);
+    }
+};
 
 template <int BM, int BN, int BK, int TM, int TN, int GROUPS, int STAGES, int MIN_BLOCKS, bool A_ALONG_K, int A_WIDTH,
           bool B_ALONG_K, int B_WIDTH>
@@ -162,10 +157,6 @@ __global__ void __launch_bounds__((BM / TM) * (BN / TN) * GROUPS, MIN_BLOCKS)
     __shared__ __align__(8) unsigned char task_bytes[sizeof(Task)];  // a Task has no default constructor
     Task& task = *reinterpret_cast<Task*>(task_bytes);
 
-    const int group = threadIdx.x / GROUP;
-    int thread_row, thread_column;
-    thread_place<ROWS, COLUMNS>(threadIdx.x % GROUP, thread_row, thread_column);
-
 #pragma unroll 1
     for (bool first = true; next_task(args, &task, first); first = false) {
         const Index depth = task.work.k_end - task.work.k_begin;
@@ -174,29 +165,29 @@ __global__ void __launch_bounds__((BM / TM) * (BN / TN) * GROUPS, MIN_BLOCKS)
         {
             const Item item = item_of(args, task.place.batch);
             const Index k_begin = task.work.k_begin;
-            a.start(item.a, task.place.row * BM, k_begin, args.m, args.a.row, args.a.column, args.a_step);
-            b.start(item.b, task.place.column * BN, k_begin, args.n, args.b.column, args.b.row, args.b_step);
+            a.start(item.a, task.place.row * BM, k_begin, args.m, args.a.row, args.a.column);
+            b.start(item.b, task.place.column * BN, k_begin, args.n, args.b.column, args.b.row);
         }
 
-        Index to_copy = depth;  // not yet on its way
-        const auto copy_slice = [&](int stage) {
-            if (to_copy > 0) {
-                const int inside = static_cast<int>(smaller(BK, to_copy));
+        // Copies the slice that begins `left` before the end of the walk, if there is one.
+        const auto copy_slice = [&](int stage, Index left) {
+            if (left > 0) {
+                const int inside = static_cast<int>(smaller(BK, left));
                 const unsigned begin = shared_begin + stage * (4 * STAGE);
-                a.copy(begin, inside);
-                b.copy(begin + 4 * A::FLOATS, inside);
-                to_copy -= BK;
+                a.copy(begin, inside, args.a_step);
+                b.copy(begin + 4 * A::FLOATS, inside, args.b_step);
             }
             commit_copies();  // an empty group where nothing is left, so that the count of groups stays right
         };
 #pragma unroll
-        for (int stage = 0; stage < STAGES - 1; ++stage) copy_slice(stage);
+        for (int stage = 0; stage < STAGES - 1; ++stage) copy_slice(stage, depth - stage * BK);
 
+        const SmallPlace<ROWS, COLUMNS> place;
         float sum[TM][TN] = {};
         const auto multiply4 = [&](const float* slice, int k) {
             float a_values[4][TM], b_values[4][TN];
-            A::template read4<TM>(slice, thread_row, k, a_values);
-            B::template read4<TN>(slice + A::FLOATS, thread_column, k, b_values);
+            A::template read4<TM>(slice, place.row, k, a_values);
+            B::template read4<TN>(slice + A::FLOATS, place.column, k, b_values);
 #pragma unroll
             for (int kk = 0; kk < 4; ++kk)
 #pragma unroll
@@ -209,9 +200,9 @@ __global__ void __launch_bounds__((BM / TM) * (BN / TN) * GROUPS, MIN_BLOCKS)
         for (Index left = depth; left > 0; left -= BK) {
             wait_for_copies<STAGES - 2>();
             __syncthreads();  // the slice is here for all threads, and all are done with the one before it
-            copy_slice(stage == 0 ? STAGES - 1 : stage - 1);
+            copy_slice(stage == 0 ? STAGES - 1 : stage - 1, left - (STAGES - 1) * BK);
             const float* slice = shared + stage * STAGE;
-            const int begin = group * SHARE;
+            const int begin = place.group * SHARE;
             if (left >= BK) {
 #pragma unroll
                 for (int k = 0; k < SHARE; k += 4) multiply4(slice, begin + k);
@@ -223,8 +214,8 @@ __global__ void __launch_bounds__((BM / TM) * (BN / TN) * GROUPS, MIN_BLOCKS)
 #pragma unroll 1
                 for (; k < end; ++k) {
                     float a_values[TM], b_values[TN];
-                    A::template read1<TM>(slice, thread_row, k, a_values);
-                    B::template read1<TN>(slice + A::FLOATS, thread_column, k, b_values);
+                    A::template read1<TM>(slice, place.row, k, a_values);
+                    B::template read1<TN>(slice + A::FLOATS, place.column, k, b_values);
 #pragma unroll
                     for (int i = 0; i < TM; ++i)
 #pragma unroll
@@ -237,18 +228,19 @@ __global__ void __launch_bounds__((BM / TM) * (BN / TN) * GROUPS, MIN_BLOCKS)
         // The groups' sums, a BM x BN tile each, take the slices' place and are added in order.
         wait_for_copies<0>();
         __syncthreads();
-        float* const mine = shared + group * (BM * BN);
+        const SmallPlace<ROWS, COLUMNS> own;
+        float* const mine = shared + own.group * (BM * BN);
 #pragma unroll
         for (int i = 0; i < TM; ++i) {
-            float* const line = mine + A::template place<TM>(thread_row, i) * BN;
+            float* const line = mine + A::template place<TM>(own.row, i) * BN;
             if constexpr (!B::READ_ALONG_K && TN % 4 == 0) {
 #pragma unroll
                 for (int j = 0; j < TN; j += 4)
-                    *reinterpret_cast<float4*>(line + B::template place<TN>(thread_column, j)) =
+                    *reinterpret_cast<float4*>(line + B::template place<TN>(own.column, j)) =
                         make_float4(sum[i][j], sum[i][j + 1], sum[i][j + 2], sum[i][j + 3]);
             } else {
 #pragma unroll
-                for (int j = 0; j < TN; ++j) line[B::template place<TN>(thread_column, j)] = sum[i][j];
+                for (int j = 0; j < TN; ++j) line[B::template place<TN>(own.column, j)] = sum[i][j];
             }
         }
         __syncthreads();
@@ -258,7 +250,7 @@ __global__ void __launch_bounds__((BM / TM) * (BN / TN) * GROUPS, MIN_BLOCKS)
         bool finishes = true;
         if (GROUPS > 1 || shared_tile) {
             float* const partial = args.partials + work.slot * TILE;
-            for (int i = 4 * threadIdx.x; i < TILE; i += 4 * THREADS) {
+            for (int i = 4 * thread_index(); i < TILE; i += 4 * THREADS) {
                 float4 total = *reinterpret_cast<const float4*>(shared + i);
 #pragma unroll
                 for (int g = 1; g < GROUPS; ++g)
@@ -272,7 +264,7 @@ __global__ void __launch_bounds__((BM / TM) * (BN / TN) * GROUPS, MIN_BLOCKS)
         if (shared_tile) {
             finishes = arrives_last(args.tickets, work, &task.last);
             if (finishes)
-                for (int i = 4 * threadIdx.x; i < TILE; i += 4 * THREADS) {
+                for (int i = 4 * thread_index(); i < TILE; i += 4 * THREADS) {
                     float4 total = load_partial(args.partials + slot_of(args.cut, work, 0) * TILE + i);
                     for (Index piece = 1; piece < work.pieces; ++piece)
                         total = total + load_partial(args.partials + slot_of(args.cut, work, piece) * TILE + i);
