@@ -108,37 +108,35 @@ __global__ void __launch_bounds__(COLUMN_THREADS, 2) column_stream(const __grid_
     constexpr int SUM_FLOATS = OUTPUTS + (WARPS * ROUND * MANY > THREADS ? WARPS * ROUND * MANY : THREADS);
     static_assert(LANES <= 32 && 32 % LANES == 0, "a warp holds whole groups");
     __shared__ float4 shared_vectors[(WALK_FLOATS > SUM_FLOATS ? WALK_FLOATS : SUM_FLOATS) / 4];
+    __shared__ Task<FEW, MANY, MIRRORED> task;
     __shared__ int flag;
     float* const shared = reinterpret_cast<float*>(shared_vectors);
     float* const slabs = shared + RING_FLOATS;
     const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES, warp = threadIdx.x / 32;
-    for (Position position(args), begin = position;; begin = position) {
-        WorkItem work;
-        if (!position.next(args, work)) break;
-        const Streams<FEW, MANY, MIRRORED> streams(args, work.tile);
-        const Lines &few = streams.few, &many = streams.many;
+    for (bool first = true; task.next(args, first); first = false) {
+        const Lines& many = task.many;
+        const Index k_begin = task.work.k_begin, k_end = task.work.k_end;
         Ring<WIDTH> ring;
         ring.slots = shared + threadIdx.x * WIDTH;
         ring.line = WIDTH == 4 ? 1 : many.line;
         ring.step = GROUPS * many.along;
-        ring.at = many.first + lane * WIDTH * ring.line + (work.k_begin + group) * many.along;
+        ring.at = many.first + lane * WIDTH * ring.line + (k_begin + group) * many.along;
         ring.lines = max(0, min(WIDTH, many.count - lane * WIDTH));
-        ring.left = ring.lines > 0 ? (work.k_end - work.k_begin - group + GROUPS - 1) / GROUPS : 0;
+        ring.left = ring.lines > 0 ? (k_end - k_begin - group + GROUPS - 1) / GROUPS : 0;
         ring.slot = 0;
 
         float sums[FEW][WIDTH] = {};
-        __syncthreads();  // the walker's last tile is done with shared memory
-        start_slab<FEW, SLAB>(slabs, few, work.k_begin, work.k_end);
+        start_slab<FEW, SLAB>(slabs, task.few, k_begin, k_end);
         commit_copies();
         for (int i = 0; i < AHEAD - 1; ++i) ring.start();
         float* slab = slabs;
-        for (Index k = work.k_begin; k < work.k_end; k += SLAB) {
+        for (Index k = k_begin; k < k_end; k += SLAB) {
             // A slab's copies belong to the group of the first turn that was started with the slab before it.
             wait_for_copies<(TURNS < AHEAD ? TURNS : AHEAD) - 1>();
             __syncthreads();  // everybody's copies are there, and all are done with the other slab
             float* const other = slabs + (slabs + SLAB * PITCH - slab);
-            if (k + SLAB < work.k_end) start_slab<FEW, SLAB>(other, few, k + SLAB, work.k_end);
-            const int count = smaller(SLAB, work.k_end - k);
+            if (k + SLAB < k_end) start_slab<FEW, SLAB>(other, task.few, k + SLAB, k_end);
+            const int count = smaller(SLAB, k_end - k);
             const float* few_at = slab + group * PITCH;
             for (int turn = group; turn < count; turn += GROUPS) {
                 wait_for_copies<AHEAD - 2>();
@@ -180,9 +178,8 @@ __global__ void __launch_bounds__(COLUMN_THREADS, 2) column_stream(const __grid_
             }
         }
         __syncthreads();
-        work = begin.again(args);
-        if (combine<OUTPUTS, THREADS>(args, work, outputs, round_sums, &flag))
-            store_tile<FEW, MANY, MIRRORED, THREADS>(args, work.tile, outputs);
+        if (combine<OUTPUTS, THREADS>(args, task.work, outputs, round_sums, &flag))
+            store_tile<FEW, MANY, MIRRORED, THREADS>(args, task.work.tile, outputs);
     }
 }
 

@@ -24,8 +24,8 @@ __device__ __forceinline__ Patch patch_of(const GemmArgs& args, Index tile) {
     return patch;
 }
 
-// Where a block is on its walk, in one number: everything else about the item is computed from it when needed, again
-// after K was walked, so that it occupies no registers meanwhile.
+// Where a block is on its walk, in one number: the rest is computed from it when needed and occupies no registers
+// meanwhile.
 struct Position {
     Index value;
 
@@ -38,15 +38,6 @@ struct Position {
         const bool found = walk.next(work);
         value = walk.position;
         return found;
-    }
-
-    // The item that begins here, in a way that makes the compiler compute it anew.
-    __device__ __forceinline__ WorkItem again(const GemmArgs& args) const {
-        Position here = *this;
-        asm volatile("" : "+l"(here.value));
-        WorkItem work;
-        here.next(args, work);
-        return work;
     }
 };
 

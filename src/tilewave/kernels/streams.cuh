@@ -17,18 +17,38 @@ struct Lines {
     int count;           // lines of the tile, at least 1
 };
 
-// A tile's two operands; a tile has at most FEW lines of `few` and MANY of `many`.
+// What a block is doing: an item of its walk, with that tile's two operands. It lies in shared memory and is computed by
+// one thread, so that neither addresses nor the walk occupy registers while K is walked. A tile has at most FEW lines
+// of `few` and MANY of `many`.
 template <int FEW, int MANY, bool MIRRORED>
-struct Streams {
+struct Task {
+    WorkItem work;
     Lines few, many;
+    Index position;  // of the walk, behind this item
+    int found;
 
-    __device__ __forceinline__ Streams(const GemmArgs& args, Index tile) {
-        const Patch patch = patch_of<MIRRORED ? MANY : FEW, MIRRORED ? FEW : MANY, 1>(args, tile);
-        const Item item = item_of(args, patch.item);
-        Lines rows = {item.a + patch.row * args.a.row, args.a.row, args.a.column, patch.rows};
-        Lines columns = {item.b + patch.column * args.b.column, args.b.column, args.b.row, patch.columns};
-        few = MIRRORED ? columns : rows;
-        many = MIRRORED ? rows : columns;
+    // Goes to the first or the next item; false when there is none. A barrier before and after it.
+    __device__ __forceinline__ bool next(const GemmArgs& args, bool first) {
+        __syncthreads();  // nobody needs the last one, nor anything else that it had in shared memory
+        if (threadIdx.x == 0) {
+            Walk walk(args.cut, blockIdx.x);
+            if (!first) walk.position = position;
+            WorkItem item_of_walk;
+            found = walk.next(item_of_walk);
+            if (found) {
+                work = item_of_walk;
+                position = walk.position;
+                const Patch patch = patch_of<MIRRORED ? MANY : FEW, MIRRORED ? FEW : MANY, 1>(args, work.tile);
+                const Item item = item_of(args, patch.item);
+                const Lines rows = {item.a + patch.row * args.a.row, args.a.row, args.a.column, patch.rows};
+                const Lines columns = {item.b + patch.column * args.b.column, args.b.column, args.b.row,
+                                       patch.columns};
+                few = MIRRORED ? columns : rows;
+                many = MIRRORED ? rows : columns;
+            }
+        }
+        __syncthreads();
+        return found;
     }
 };
 

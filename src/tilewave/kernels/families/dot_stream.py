@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 from tilewave.kernels.families import streams
 from tilewave.kernels.families.streams import Stream
 from tilewave.kernels.instances import Access, Contiguous, Instance
@@ -14,26 +12,35 @@ name = "dot_stream"
 LEAST_K = 32
 """Below, most of a warp's lanes would have nothing to do."""
 
-_LINES = 4  # of the long operand that a warp holds
-# Few: (warps beside each other, warps along K). The more rows, the more is to be gained by reading them once.
-_WARPS = {1: (2, 4), 4: (4, 2), 8: (4, 2), 16: (4, 2)}
+# Few, width: (lines of the long operand that a warp holds, warps beside each other, warps along K). The more
+# rows, the more is to be gained by lines beside each other; 2 lines of 16 are what registers hold element by
+# element.
+_SHAPES = {
+    (1, 16): (4, 2, 4),
+    (4, 16): (4, 4, 2),
+    (8, 16): (4, 4, 2),
+    (16, 16): (4, 4, 2),
+    (4, 4): (4, 4, 2),
+    (8, 4): (4, 4, 2),
+    (16, 4): (2, 4, 2),
+}
 _STEP = 128  # k of a warp at once
 
 
 def _stream(few: int, width: int, mirrored: bool) -> Stream:
-    beside, along = _WARPS[few]
-    many = _LINES * beside
-    access = Access(Contiguous.K, width)
-    tile, thread = (few, many), (few, _LINES)
+    lines, beside, along = _SHAPES[few, width]
+    many = lines * beside
+    a, b = streams.accesses(None, Access(Contiguous.K, width), mirrored)
+    tile, thread = (few, many), (few, lines)
     if mirrored:
-        tile, thread = (many, few), (_LINES, few)
+        tile, thread = (many, few), (lines, few)
     flags = ", ".join(str(flag).lower() for flag in (width == 16, mirrored))
     reason = f"up to {few} {'columns' if mirrored else 'rows'}, by {width} bytes along K"
     instance = Instance(
         name=f"dot_stream_{tile[0]}x{tile[1]}_{width}b" + ("_mirrored" if mirrored else ""),
         family=name,
         header="kernels/dot_stream.cuh",
-        entry=f"tilewave::dot_stream<{few}, {_LINES}, {beside}, {along}, {flags}>",
+        entry=f"tilewave::dot_stream<{few}, {lines}, {beside}, {along}, {flags}>",
         bm=tile[0],
         bn=tile[1],
         bk=_STEP * along,
@@ -41,8 +48,8 @@ def _stream(few: int, width: int, mirrored: bool) -> Stream:
         tn=thread[1],
         threads=32 * beside * along,
         shared_bytes=0,
-        a=access,
-        b=access,
+        a=a,
+        b=b,
         reason=reason + ("" if width == 16 else ": any stride and alignment"),
         k_groups=along,
         sequential=False,
@@ -51,11 +58,7 @@ def _stream(few: int, width: int, mirrored: bool) -> Stream:
 
 
 #: Every instance with what it takes.
-STREAMS = tuple(
-    _stream(few, width, mirrored)
-    for mirrored, width in product((False, True), (16, 4))
-    for few in ((1, 4, 8, 16) if width == 16 else (4, 16))
-)
+STREAMS = tuple(_stream(few, width, mirrored) for mirrored in (False, True) for few, width in _SHAPES)
 
 
 def instances() -> tuple[Instance, ...]:
