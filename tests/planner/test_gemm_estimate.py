@@ -19,7 +19,7 @@ from tilewave.planner.gemm import GemmPlanner, PlanOptions
 from tilewave.planner.gemm.candidates import bind
 from tilewave.planner.gemm.costs import THEORY, Calibration, costs_for
 from tilewave.planner.gemm.estimate import InstanceModel, Rates, Traffic, Weigher, fma_share
-from tilewave.planner.gemm.resources import blocks_per_sm, estimated_resources, resource_table
+from tilewave.planner.gemm.resources import blocks_per_sm, estimated_resources, residency, resource_table
 from tilewave.planner.schedules import DATA_PARALLEL, STREAM_K_WALK, Schedule, split_k
 from tilewave.problem import GemmProblem, MatrixLayout
 
@@ -253,3 +253,29 @@ def test_every_instance_of_the_product_runs_on_some_gpu_and_has_its_own_name() -
     for instance in instances:
         assert any(blocks_per_sm(instance, get_spec(device)) > 0 for device in spec_names()), instance
         assert 0 < fma_share(instance, THEORY) <= 1
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"threads": 2048}, "2048 threads a block, H200 allows 1024"),
+        ({"shared_bytes": 300_000}, "bytes of shared memory a block, H200 allows 232,448"),
+    ],
+)
+def test_what_no_sm_holds_says_why(change: dict[str, int], reason: str) -> None:
+    blocks, why = residency(replace(BIG, **change), H200)
+    assert blocks == 0
+    assert why is not None
+    assert reason in why
+    few = replace(H200, registers_per_sm=16384)
+    assert residency(BIG, few) == (0, "256 threads of 216 registers do not fit an SM of H200")
+
+
+def test_a_kernel_that_the_gpu_cannot_run_is_turned_down_with_the_reason() -> None:
+    plan = GemmPlanner(get_spec("T4"), FAKES).plan(product(1024, 1024, 1024))
+    small = replace(get_spec("T4"), shared_per_block=20_000)
+    held = GemmPlanner(small, FAKES).plan(product(1024, 1024, 1024))
+    assert held.instance.shared_bytes <= 20_000
+    refused = [c for c in held.rejected if c.rejected and "bytes of shared memory" in c.rejected]
+    assert refused
+    assert plan.instance.shared_bytes <= 65_536

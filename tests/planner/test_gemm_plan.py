@@ -19,7 +19,7 @@ from tilewave.device import get_spec, spec_names
 from tilewave.errors import UsageError
 from tilewave.planner.gemm import GemmPlan, GemmPlanner, PlanOptions, explain_plan, plan_gemm
 from tilewave.planner.gemm.candidates import MAX_BLOCKS
-from tilewave.planner.gemm.resources import why_it_cannot_run
+from tilewave.planner.gemm.resources import residency
 from tilewave.planner.schedules import Decomposition, Schedule, ScheduleKind, split_k, stream_k
 from tilewave.problem import GemmProblem, MatrixLayout
 
@@ -55,7 +55,7 @@ def check_plan(plan: GemmPlan, options: PlanOptions, spec) -> None:
     if problem.m * problem.n * problem.batches == 0:
         assert plan.blocks == 0
         return
-    assert why_it_cannot_run(instance, spec) is None
+    assert residency(instance, spec)[1] is None
     tiles_m, tiles_n, groups = instance.tiles(problem)
     assert cut.tiles == tiles_m * tiles_n * groups
     assert (plan.raster.tiles_m, plan.raster.tiles_n) == (tiles_m, tiles_n)

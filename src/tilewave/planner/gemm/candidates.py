@@ -66,7 +66,10 @@ def _split_pieces(weigher: Weigher, sms: int, *, forced: bool) -> list[int]:
     most = min(PIECE_BOUNDS[ScheduleKind.SPLIT_K][1], weigher.slices // LEAST_SLICES)
     filling = [min(most, sms * blocks // weigher.tiles) for blocks in (1, 2, 4, weigher.model.resident)]
     top = max(filling)
-    found = {pieces for pieces in (*filling, *takewhile(top.__gt__, _LADDER)) if pieces >= 2}
+    # A rung of the ladder next to a number that fills the SMs is not worth weighing.
+    found = {pieces for pieces in filling if pieces >= 2}
+    beside = {pieces + near for pieces in found for near in range(-(pieces // 8), pieces // 8 + 1)}
+    found.update(pieces for pieces in takewhile(top.__gt__, _LADDER) if pieces not in beside)
     return sorted(found) or ([2] if forced else [])
 
 

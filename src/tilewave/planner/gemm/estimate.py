@@ -17,7 +17,7 @@ from tilewave.kernels.instances import Access, Instance
 from tilewave.planner.cost import moved_pieces
 from tilewave.planner.gemm.costs import GemmCosts
 from tilewave.planner.gemm.records import FLOAT_BYTES, GemmEstimate
-from tilewave.planner.gemm.resources import blocks_per_sm, why_it_cannot_run
+from tilewave.planner.gemm.resources import residency
 from tilewave.planner.schedules import Decomposition, Schedule, ScheduleKind
 from tilewave.problem import GemmProblem, MatrixLayout
 
@@ -154,14 +154,14 @@ class InstanceModel:
     @classmethod
     def of(cls, instance: Instance, spec: DeviceSpec, costs: GemmCosts) -> InstanceModel:
         """The model of an instance on a GPU."""
-        refusal = why_it_cannot_run(instance, spec)
+        resident, refusal = residency(instance, spec)
         rate = spec.fp32_lanes_per_sm * spec.clock_mhz * fma_share(instance, costs)
         # Groups leave their sums in shared memory, which moves 32 floats a clock, and read the others'.
         groups = 2 * instance.k_groups * instance.bm * instance.bn / 32 if instance.k_groups > 1 else 0
         return cls(
             instance,
             refusal,
-            0 if refusal else blocks_per_sm(instance, spec),
+            resident,
             costs.factor(instance) / rate,
             instance.threads / spec.warp_size / spec.sub_partitions,
             (costs.round.value + groups) / spec.clock_mhz,
@@ -174,6 +174,7 @@ class Weigher:
     """Estimates schedules of one problem for one instance on one GPU."""
 
     __slots__ = (
+        "_busy",
         "_memory",
         "_out_bytes",
         "_rates",
@@ -213,6 +214,7 @@ class Weigher:
             outputs, deep = warps * model.warp_size * instance.tm * instance.tn, k
             self._warps = warps / model.sub_partitions
         self._slice = outputs * deep * model.element / self.slices if problem.product else 0.0
+        self._busy = self._slice * (1 + rates.few_warps / (model.resident * self._warps))
 
         # Bytes of a slice and of a tile's outputs, through L2.
         per_item_a = items if any(problem.a.batch) else 1
@@ -246,23 +248,23 @@ class Weigher:
     def least(self) -> float:
         """What no schedule can beat: all work spread evenly, with all warps, and memory's time."""
         rates = self._rates
-        slowdown = 1 + rates.few_warps / (self.model.resident * self._warps)
-        compute = self.tiles * self.slices * self._slice / rates.sms * slowdown * min(1.0, rates.walk)
+        compute = self.tiles * self.slices * self._busy / rates.sms * min(1.0, rates.walk)
         return rates.launch + self._together(compute, self._memory)
 
     def least_of(self, schedule: Schedule) -> float:
         """What a schedule cannot beat, quicker to find than its estimate."""
         rates, tiles, pieces = self._rates, self.tiles, schedule.pieces
         if schedule.kind is ScheduleKind.DATA_PARALLEL:
-            compute = -(-tiles // rates.sms) * self.slices * self._slice
-            return rates.launch + max(compute, self._memory)
+            compute = -(-tiles // rates.sms) * self.slices * self._busy
+            return rates.launch + self._together(compute, self._memory)
         if schedule.kind is not ScheduleKind.SPLIT_K or pieces > self.slices // LEAST_SLICES:
             return 0.0  # K is too short for the pieces, so fewer are cut
         rounds = -(-tiles * pieces // rates.sms)
-        compute = rounds * (self.slices // pieces) * self._slice
+        compute = rounds * (self.slices // pieces) * self._busy
         everyone = 2 * tiles * pieces * self._tile_bytes / rates.partials
         busiest_sm = (rounds - (-tiles // rates.sms) * pieces) * self._tile_bytes / rates.sm
-        return rates.launch + max(compute, self._memory) + rates.combining + max(everyone, busiest_sm)
+        combining = rates.combining + (everyone if everyone > busiest_sm else busiest_sm)
+        return rates.launch + self._together(compute, self._memory) + combining
 
     def _together(self, compute: float, memory: float) -> float:
         """Arithmetic beside traffic: the longer, and a share of the shorter."""

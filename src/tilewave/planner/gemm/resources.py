@@ -51,19 +51,18 @@ def resources_of(instance: Instance, spec: DeviceSpec) -> Resources:
 
 def blocks_per_sm(instance: Instance, spec: DeviceSpec) -> int:
     """Blocks of the instance that an SM holds at once; 0 when it cannot hold one."""
-    return occupancy(
-        resources_of(instance, spec), instance.threads, spec, instance.shared_bytes
-    ).blocks_per_sm
+    return residency(instance, spec)[0]
 
 
-def why_it_cannot_run(instance: Instance, spec: DeviceSpec) -> str | None:
-    """Why the GPU cannot run the instance at all, or None when it can."""
+def residency(instance: Instance, spec: DeviceSpec) -> tuple[int, str | None]:
+    """Blocks of the instance that an SM holds at once, and, where that is none, why."""
+    needs = resources_of(instance, spec)
     if instance.threads > spec.threads_per_block:
-        return f"{instance.threads} threads a block, {spec.name} allows {spec.threads_per_block}"
-    shared = instance.shared_bytes + resources_of(instance, spec).static_shared_bytes
+        return 0, f"{instance.threads} threads a block, {spec.name} allows {spec.threads_per_block}"
+    shared = instance.shared_bytes + needs.static_shared_bytes
     if shared > spec.shared_per_block:
-        return f"{shared:,} bytes of shared memory a block, {spec.name} allows {spec.shared_per_block:,}"
-    if blocks_per_sm(instance, spec) == 0:
-        registers = resources_of(instance, spec).registers
-        return f"{instance.threads} threads of {registers} registers do not fit an SM of {spec.name}"
-    return None
+        return 0, f"{shared:,} bytes of shared memory a block, {spec.name} allows {spec.shared_per_block:,}"
+    blocks = occupancy(needs, instance.threads, spec, instance.shared_bytes).blocks_per_sm
+    if blocks == 0:
+        return 0, f"{instance.threads} threads of {needs.registers} registers do not fit an SM of {spec.name}"
+    return blocks, None
