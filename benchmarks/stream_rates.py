@@ -15,6 +15,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -123,11 +124,11 @@ def problem_of(a: Any, b: Any, out: Any) -> Normalised:
     return normalise(GemmProblem(m, n, k, tuple(out.shape[:-2]), layout_of(a), layout_of(b), layout_of(out)))
 
 
-def plans_of(planner: GemmPlanner, problem: GemmProblem) -> list[GemmPlan]:
-    """Of each instance of ours the best schedules by prediction, and some that fill the GPU less or more."""
+def plans_of(planner: GemmPlanner, problem: GemmProblem, families: Sequence[str] = OURS) -> list[GemmPlan]:
+    """Of each instance of these families the best schedules by prediction, and others of other depths."""
     by_instance: dict[str, list[GemmPlan]] = {}
     for candidate in planner.candidates(problem):
-        if candidate.estimate is not None and candidate.instance.family in OURS:
+        if candidate.estimate is not None and candidate.instance.family in families:
             plan = planner.plan_with(problem, candidate.instance, candidate.schedule)
             by_instance.setdefault(candidate.instance.name, []).append(plan)
     chosen: dict[str, GemmPlan] = {}
@@ -155,7 +156,9 @@ class Submit:
             launch_plan(self._plan, pointers, device=0, stream=stream)
 
 
-def measure(product: SuiteProduct, planner: GemmPlanner, rounds: int) -> dict[str, Any]:
+def measure(
+    product: SuiteProduct, planner: GemmPlanner, rounds: int, families: Sequence[str] = OURS
+) -> dict[str, Any]:
     """What every candidate and cuBLAS took for one product."""
     first = operands(product)
     copies = max(1, min(64, -(-2 * planner.spec.l2_bytes // product.nbytes)))
@@ -164,7 +167,7 @@ def measure(product: SuiteProduct, planner: GemmPlanner, rounds: int) -> dict[st
     normalised = problem_of(*first)
     problem = normalised.problem
     contenders, found, problems = [], {}, {}
-    for plan in plans_of(planner, problem):
+    for plan in plans_of(planner, problem, families):
         graph = graph_of(Submit(plan, normalised), sets, calls)
         name = f"{plan.instance} {plan.schedule}"
         if (trouble := wrong(product, *sets[-1])) is not None:
