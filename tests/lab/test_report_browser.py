@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import Browser, open_browser
+from browser import Browser, find_browser, open_browser
 from report_data import LADDER, POWER, PROFILE
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
@@ -246,3 +246,16 @@ def test_a_broken_page_would_be_noticed(page: tuple[Path, int], browser: Browser
     assert any("example.invalid" in line for line in console)  # refused by the page's own policy
     assert browser.run("return document.documentElement.scrollWidth") > 400
     assert any("px high" in line for line in browser.run(TEXTS))
+
+
+def test_no_browser_is_a_named_skip_and_an_error_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/x" if name == "chromium" else None)
+    monkeypatch.delenv("CI", raising=False)
+    with pytest.raises(pytest.skip.Exception, match=r"no chromedriver: apt-get install chromium"):
+        find_browser()
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(pytest.fail.Exception, match="no chromedriver"):
+        find_browser()
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(pytest.fail.Exception, match=r"no browser \(chromium\) and chromedriver"):
+        find_browser()

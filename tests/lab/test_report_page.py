@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -229,6 +230,46 @@ def test_a_picture_of_its_own_is_whole(rng: np.random.Generator, tmp_path: Path)
 def test_both_schemes_name_every_colour() -> None:
     assert LIGHT.keys() == DARK.keys()
     assert set(re.findall(r"var\(--(\w+)\)", picture_style())) <= LIGHT.keys()
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG 2's contrast of two colours."""
+
+    def light(colour: str) -> float:
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
+
+    low, high = sorted((light(one), light(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("colours", [LIGHT, DARK], ids=["light", "dark"])
+def test_words_on_marks_can_be_read(colours: dict[str, str]) -> None:
+    for fill in ("blue", "orange", "green", "purple", "yellow", "hot", "ember"):
+        assert contrast(colours["onfill"], colours[fill]) >= 4.5, fill
+    for fill in ("sky", "mist"):
+        assert contrast(colours["onpale"], colours[fill]) >= 4.5, fill
+    for mark in ("blue", "sky", "orange", "green", "purple", "yellow", "hot", "ember", "muted"):
+        assert contrast(colours["paper"], colours[mark]) >= 3, mark
+
+
+def test_a_ladder_that_was_cut_short(rng: np.random.Generator) -> None:
+    """Rungs without times, counters or a baseline leave gaps, not errors."""
+    ladder = made_up_ladder(rng, sizes=(1024, 2049))
+    ladder.device = "NVIDIA H200"
+    ladder.baselines = []
+    ladder.rows = [
+        replace(row, speed=row.speed if row.rung % 2 else None, counted=row.counted if row.rung % 3 else None)
+        for row in ladder.rows
+        if row.size == 1024 or row.rung > 3
+    ]
+    report = make_report(ladder, get_spec("H200"))
+    text = render(report, "tilewave report", "0")
+    dots = [m for m in drawing_of(report, "roofline").marks if m.tag == "circle"]
+    assert len(dots) == 3  # rungs 5, 7 and 11 of 2049: timed and counted
+    assert len(re.findall(r"f-sky", drawing_of(report, "throughput-2049").markup())) == 4
+    assert "cuBLAS" not in text.partition("The rungs: idea")[0]
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,10 @@ def test_only_what_changed_is_shown() -> None:
     names = [panel.drawing.name for panel in part.panels]
     assert names[:4] == ["banks-08-load-b", "banks-09-load-b", "banks-08-load-a", "banks-09-load-a"]
     assert names[4:] == ["banks-10-store-a", "banks-11-store-a"]
-    hot = [sum("f-hot" in mark.get("class", "") for mark in panel.drawing.marks) for panel in part.panels]
+    hot = [
+        sum(mark.get("class") in ("f-hot cell", "f-ember cell") for mark in panel.drawing.marks)
+        for panel in part.panels
+    ]
     assert hot[0] == 128  # every word of rung 08's read of B meets another one
     assert hot[1] == hot[2] == hot[3] == 0
 

@@ -153,8 +153,8 @@ def _row(drawing: Drawing, access: BankMap, words: list[BankWord], y: float) -> 
     words = sorted(words, key=lambda word: word.bank)
     for word in words:
         crowded = access.in_conflict(word)
-        odd = word.lanes[0] % 2 == 1
-        style = ("f-hot" if crowded else "f-sky") + (" odd" if odd else "") + " cell"
+        fills = ("f-hot", "f-ember") if crowded else ("f-sky", "f-mist")  # in turn, to tell lanes apart
+        style = f"{fills[word.lanes[0] % 2]} cell"
         drawing.rect(
             _LEFT + word.bank * _COLUMN + 0.4,
             y + 1,

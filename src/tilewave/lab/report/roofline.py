@@ -38,16 +38,15 @@ class Point:
 
 
 def points(ladder: Ladder, size: int, spec: DeviceSpec) -> list[Point]:
-    """All rungs that were counted at a size, flops of the product alone."""
+    """All rungs that were counted at a size, and timed if any was; flops of the product alone."""
+    rows = [row for row in ladder.rows if row.size == size and row.counted is not None]
+    timed = [row for row in rows if row.speed is not None]
     found = []
-    for row in ladder.rows:
-        if row.size != size or row.counted is None:
-            continue
+    for row in timed or rows:
+        assert row.counted is not None
         intensity = 2.0 * size**3 / asked_bytes(row.counted)
-        if row.speed is not None:
-            found.append(Point(row, intensity, row.speed.tflops, True))
-        else:
-            found.append(Point(row, intensity, roof(spec, intensity), False))
+        rate = roof(spec, intensity) if row.speed is None else row.speed.tflops
+        found.append(Point(row, intensity, rate, row.speed is not None))
     return found
 
 

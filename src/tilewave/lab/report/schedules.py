@@ -18,7 +18,7 @@ RUNGS = ("large_patch", "split_k", "stream_k_walk", "stream_k_pieces", "stream_k
 SKETCH_SMS, SKETCH_SHAPE = 6, (384, 768, 1024)
 
 _LEFT, _HEIGHT, _LEGIBLE = 40.0, 250.0, 12.0
-_FILLS = ("f-blue", "f-green", "f-purple", "f-yellow")
+_FILLS = ("f-orange", "f-green", "f-purple", "f-yellow")
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ def schedules(spec: DeviceSpec, sizes: Sequence[int], ladder: Ladder | None = No
     part = Part(
         "schedules",
         "Which SM does which tile, and when",
-        "Rows are SMs, time flows to the right, in multiply-adds at an even pace. Pale bars are whole tiles; "
-        "coloured ones are pieces of tiles that several SMs share along K: in the sketch a colour is a tile, "
+        "Rows are SMs, time flows to the right, in multiply-adds at an even pace. Blue bars are whole tiles; "
+        "other colours are pieces of tiles that several SMs share along K: in the sketch a colour is a tile, "
         "on many SMs it is the piece, first to last. Whatever the bars leave empty is idle. The dashed line "
         "is where all would end if the useful work were dealt evenly: padding at the edges and idle SMs lie "
         "between it and the end of the longest row. What this picture does not have: combining the sums of "

@@ -23,13 +23,15 @@ CHARACTER = 6.3
 
 LIGHT = {
     "paper": "#ffffff", "panel": "#f5f7f9", "ink": "#1b1f24", "muted": "#57606a", "rule": "#d3dae1",
-    "blue": "#0f6cbd", "sky": "#7cc0ef", "orange": "#c4500a", "green": "#0a7d5c", "purple": "#8a4a9e",
+    "blue": "#0f6cbd", "sky": "#4099d8", "orange": "#c4500a", "green": "#0a7d5c", "purple": "#8a4a9e",
     "yellow": "#8a6500", "hot": "#d1461c", "pale": "#dcebf8", "onfill": "#ffffff", "onpale": "#10263a",
+    "ember": "#a3300d", "mist": "#7fbce9",
 }  # fmt: skip
 DARK = {
     "paper": "#10151b", "panel": "#171e26", "ink": "#e8eef4", "muted": "#a3b1be", "rule": "#34404c",
-    "blue": "#58a9f0", "sky": "#2f6da6", "orange": "#f08c4a", "green": "#3fc796", "purple": "#c58bdb",
+    "blue": "#58a9f0", "sky": "#2b659b", "orange": "#f08c4a", "green": "#3fc796", "purple": "#c58bdb",
     "yellow": "#e0b544", "hot": "#ff7a50", "pale": "#213a52", "onfill": "#0b1016", "onpale": "#dcebf8",
+    "ember": "#ffa585", "mist": "#21507a",
 }  # fmt: skip
 
 

@@ -69,7 +69,7 @@ def tiling(spec: DeviceSpec) -> Part:
         "tiles",
         "How block, warp and thread share the tile",
         "A block computes one tile of C. It walks along K in slices: a strip of A to the left, a strip of B "
-        "above. Pale is what warp 0 stores, strong what its thread 0 stores, and the strips show which rows "
+        "above. Blue is what warp 0 stores, orange what its thread 0 stores, and the strips show which rows "
         "of A and columns of B thread 0 needs at each step. Found by following warp 0's stores in the "
         "emulator.",
     )
