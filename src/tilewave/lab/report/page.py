@@ -87,6 +87,7 @@ def render(report: Report, command: str, version: str) -> str:
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
     )
     environment.filters["code"] = _with_code
+    environment.filters["sentence"] = _sentence
     template = environment.from_string(package.joinpath("page.html.j2").read_text(encoding="utf-8"))
     style = (
         f":root{{{colour_properties(LIGHT)}}}\n"
@@ -110,6 +111,12 @@ def render(report: Report, command: str, version: str) -> str:
 def _with_code(text: str) -> Markup:
     """Text whose words between backquotes are code."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+
+def _sentence(text: str) -> str:
+    """Text that begins with a capital, unless its first word is a name such as cuBLAS."""
+    word = text.partition(" ")[0]
+    return text[:1].upper() + text[1:] if word.islower() else text
 
 
 def _summary(report: Report) -> list[str]:
