@@ -8,14 +8,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from browser import Browser, find_browser, open_browser
+from ladders import made_up_ladder
 from report_data import LADDER, POWER, PROFILE
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from tilewave.device import get_spec
+from tilewave.device import get_spec, spec_names
 from tilewave.lab.power.records import load_power_run
 from tilewave.lab.profile.records import load_profile
 from tilewave.lab.records import load_ladder
@@ -111,6 +113,21 @@ def test_it_is_readable(page: tuple[Path, int], browser: Browser, width: int, da
         ".map(e => parseFloat(getComputedStyle(e).fontSize)))"
     )
     assert smallest >= 12
+    assert browser.console() == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("device", spec_names())
+def test_the_page_of_any_gpu_is_readable(browser: Browser, tmp_path: Path, device: str) -> None:
+    """Made-up counters, but the pictures that hang on the GPU are the real ones."""
+    ladder = made_up_ladder(np.random.default_rng(), timed=False, sizes=(1025, 2048, 4096), rungs=23)
+    ladder.device = device
+    path = tmp_path / "report.html"
+    path.write_text(render(make_report(ladder, get_spec(device)), "tilewave report", "0"), encoding="utf-8")
+    for width in WIDTHS:
+        browser.show(path, width)
+        assert browser.run("return document.documentElement.scrollWidth") <= width
+        assert browser.run(TEXTS) == []
     assert browser.console() == []
 
 

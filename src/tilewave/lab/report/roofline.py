@@ -113,7 +113,7 @@ def _overview(found: list[Point], spec: DeviceSpec, size: int, ladder: Ladder) -
     high = math.ceil(math.log2(max(ridge, *(point.intensity for point in found)) * 2))
     top = math.ceil(math.log2(spec.peak_fp32_tflops * 1.05))
     bottom = math.floor(math.log2(min(point.rate for point in found) / 1.3))
-    right = WIDTH - 8.0
+    right = WIDTH - 14.0
     words = ", ".join(f"{p.row.rung:02d} {p.row.title} {p.intensity:.1f} flops a byte" for p in found)
     drawing = Drawing(
         "roofline",
