@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from inspect import signature
 from typing import Any
 
 from tilewave.call import GemmCall, collect
-from tilewave.errors import UsageError
+from tilewave.errors import TilewaveError, UsageError
 from tilewave.host import gpu_for_host_operands, run_on_host
 from tilewave.on_device import run_on_device
 from tilewave.planner.gemm.options import PlanOptions
@@ -104,24 +105,45 @@ def gemm(
 def grouped_gemm(problems: Iterable[Any], **common: Any) -> list[Any]:
     """Products of differing sizes, one after another: a list of what `gemm` returns for each.
 
-    Each problem is a pair (a, b), a triple (a, b, c), or a mapping of arguments of `gemm`; ``common`` are
-    arguments for all of them. All are checked before the first one runs, so that a bad one leaves everything
-    unwritten. Empty problems are allowed. Each product is planned and launched by itself; work on one GPU is
-    in one stream.
+    Each of ``problems`` is a pair (a, b), a triple (a, b, c), or a mapping of arguments of `gemm`, with the
+    shapes that `gemm` takes; ``common`` are arguments for all of them. All are checked before the first one
+    runs, so that a bad one leaves everything unwritten. Empty problems are allowed. Each product is
+    planned and launched by itself; work on one GPU is in one stream.
+
+    Raises as `gemm` does, with the place of the bad problem in front, counted from 0.
     """
-    prepared = [_collected(**_arguments(problem, place), **common) for place, problem in enumerate(problems)]
+    prepared = []
+    for place, problem in enumerate(problems):
+        try:
+            prepared.append(_collected(**_arguments(problem, common)))
+        except TilewaveError as error:
+            error.args = (f"problem {place}: {error}", *error.args[1:])
+            raise
     return [_execute(*one) for one in prepared]
 
 
-def _arguments(problem: Any, place: int) -> dict[str, Any]:
+def _arguments(problem: Any, common: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of gemm for one problem of a group."""
     if isinstance(problem, Mapping):
-        return dict(problem)
-    if isinstance(problem, Sequence) and len(problem) in (2, 3):
-        return dict(zip(("a", "b", "c"), problem, strict=False))
-    raise UsageError(
-        f"problem {place} is {type(problem).__name__}; accepted are (a, b), (a, b, c) or a mapping of gemm's "
-        "arguments"
-    )
+        own = dict(problem)
+    elif isinstance(problem, Sequence) and len(problem) in (2, 3):
+        own = dict(zip(("a", "b", "c"), problem, strict=False))
+    else:
+        raise UsageError(
+            f"this is a {type(problem).__name__}; accepted are (a, b), (a, b, c) or a mapping of gemm's "
+            "arguments"
+        )
+    known = signature(gemm).parameters
+    unknown = [name for name in (*own, *common) if name not in known]
+    if unknown:
+        raise UsageError(f"gemm has no argument {unknown[0]!r}; accepted are {', '.join(known)}")
+    for name in ("a", "b"):
+        if name not in own and name not in common:
+            raise UsageError(f"{name} is missing")
+    twice = [name for name in own if name in common]
+    if twice:
+        raise UsageError(f"{twice[0]} is given for this problem and for all of them; accepted is one of both")
+    return own | dict(common)
 
 
 def _collected(
@@ -139,6 +161,11 @@ def _collected(
     """A checked call, its options, and the caller's workspace memory if any."""
     limits: dict[str, Any] = {}
     if isinstance(workspace, int):
+        if isinstance(workspace, bool) or workspace < 0:
+            raise UsageError(
+                f"workspace is {workspace!r}; accepted are memory on the GPU of the operands, or the most "
+                "bytes that may be used, at least 0"
+            )
         limits["workspace_limit"] = workspace
         workspace = None
     options = PlanOptions(schedule, deterministic, batch_invariant, max_sms, **limits)

@@ -324,7 +324,7 @@ def _view_array_like(array: Any, name: str, stream: int | None) -> ArrayView:
         host = np.asarray(array)
     except Exception as error:
         raise OperandTypeError(f"{name} is a {type(array).__name__}: {error}; {ACCEPTED}") from error
-    if host.dtype == object:
+    if host.dtype.kind not in "biufc" or (host.ndim == 0 and host.dtype != np.float32):
         raise OperandTypeError(f"{name} is a {type(array).__name__}; {ACCEPTED}")
     if host.dtype != np.float32:
         raise refuse_dtype(array, name, f"{host.dtype.name} (as numpy.asarray reads it)")

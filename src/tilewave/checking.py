@@ -65,12 +65,14 @@ class Check:
 
 
 def check(a: Any, b: Any, c: Any) -> Check:
-    """Tell whether ``c`` is ``a @ b`` up to rounding, and how far it is: print the answer, or read its
-    fields.
+    """Tell whether ``c`` is ``a @ b`` up to rounding, and how far it is: print the answer.
 
-    Shapes are those of `matmul`, the arrays float32, from the host or a GPU (copied to the host, which waits
-    for them). The exact product is computed in float64 on the CPU: 2 m n k operations for it and as many for
-    the bound.
+    ``a`` and ``b`` are the operands, with the shapes of `matmul`, the arrays float32, from the host or a GPU
+    (copied to the host, which waits for them). The exact product is computed in float64 on the CPU: 2 m n k
+    operations for it and as many for the bound. The fields of the answer, a `Check`, are for programs.
+
+    Raises ``UsageError`` where the shapes do not fit and ``OperandTypeError`` for anything but float32
+    arrays.
     """
     x, y, result = (_on_host(array, name) for array, name in ((a, "a"), (b, "b"), (c, "c")))
     product = product_of(view_of(x, "a").layout, view_of(y, "b").layout)

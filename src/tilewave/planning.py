@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from numbers import Integral
 from typing import Any
 
 from tilewave.arrays import ArrayView
@@ -53,12 +54,9 @@ def plan(
     Print the plan to read it; `explain` tells more. Raises ``UsageError``.
     """
     check_precision(precision)
-    sizes = {"m": m, "n": n, "k": k}
-    batches = (batch,) if isinstance(batch, int) else tuple(batch)
-    sizes |= {f"batch[{place}]": extent for place, extent in enumerate(batches)}
-    for name, size in sizes.items():
-        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-            raise UsageError(f"{name} is {size!r}; accepted are integers of at least 0")
+    m, n, k = (_size(value, name) for value, name in ((m, "m"), (n, "n"), (k, "k")))
+    extents = batch if isinstance(batch, Sequence) else (batch,)
+    batches = tuple(_size(extent, "batch") for extent in extents)
     if layouts not in LAYOUTS:
         raise UsageError(f"layouts is {layouts!r}; accepted are {', '.join(LAYOUTS)}")
     if alignment not in (4, 8, 16):
@@ -111,7 +109,9 @@ def plan_for(
     Their layouts and addresses count, and ``notes`` name all that is done beside the kernel: operands staged
     from the host, a result made in temporary memory, launches repeated for batch axes. Nothing is run.
     ``device`` is asked for where the arrays are on the host of a machine without a GPU. Empty for an empty
-    result.
+    result. ``call`` are the other arguments of `gemm`; shapes are those of `matmul`.
+
+    Raises as `gemm` does, and ``UsageError`` where no GPU is named or found.
     """
     checked = collect(a, b, c, **call)
     options = PlanOptions(schedule, deterministic, batch_invariant, max_sms)
@@ -144,9 +144,12 @@ def plan_for(
 def explain(*arguments: Any, **keywords: Any) -> str:
     """A plan in prose: the choice, what binds it, what could be changed, and each rejected candidate.
 
-    Takes what `plan` takes (``explain(4096, 4096, 4096, device="H200")``), or a plan, or several.
+    Takes the sizes and options that `plan` takes (``explain(4096, 4096, 4096, device="H200")``), or a plan,
+    or several. Raises ``UsageError`` for anything else.
     """
     first = arguments[0] if arguments else None
+    if hasattr(first, "shape") and not isinstance(first, Integral):
+        raise UsageError("explain takes sizes or plans; for arrays: explain(plan_for(a, b))")
     if isinstance(first, GemmPlan):
         plans = arguments
     elif isinstance(first, tuple) and len(arguments) == 1:
@@ -164,10 +167,12 @@ def prepare(
 ) -> tuple[GemmPlan, ...]:
     """Compile, load and set workspace aside, so that these products can run inside a CUDA graph's capture.
 
-    Each problem is a plan (of `plan` or `plan_for`) or sizes (m, n, k), planned with ``options`` as by
-    `plan`. ``device`` is the number of the GPU, ``branches`` the number of streams that take part in one
+    Each of ``problems`` is a plan (of `plan` or `plan_for`) or sizes (m, n, k), planned with ``options`` as
+    by `plan`. ``device`` is the number of the GPU, ``branches`` the number of streams that take part in one
     capture side by side. Returns the plans. What a captured graph uses stays with it: prepare again before
     the next capture, which costs nothing but its workspace.
+
+    Raises ``UsageError`` for other problems, and ``DeviceError`` or ``ToolchainError`` without a usable GPU.
     """
     plans: list[GemmPlan] = []
     for problem in problems:
@@ -178,12 +183,32 @@ def prepare(
         elif isinstance(problem, Sequence) and all(isinstance(each, GemmPlan) for each in problem):
             plans += problem
         else:
-            raise UsageError(f"cannot prepare {problem!r}; accepted are plans and sizes (m, n, k)")
+            raise UsageError(
+                f"cannot prepare {_named(problem)}; accepted is a list of plans and sizes (m, n, k); for "
+                "arrays: prepare(plan_for(a, b))"
+            )
     from tilewave.runtime.execute import prepare_plan
 
     for each in plans:
         prepare_plan(each, device=device, branches=branches)
     return tuple(plans)
+
+
+def _size(value: Any, name: str) -> int:
+    """A size as an integer."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
+        hint = "; plan_for plans for arrays" if hasattr(value, "shape") else ""
+        raise UsageError(f"{name} is {_named(value)}; accepted are integers of at least 0{hint}")
+    return int(value)
+
+
+def _named(value: Any) -> str:
+    """A value in a message: arrays and what holds them by their type, which says more than their elements."""
+    if hasattr(value, "shape"):
+        return f"a {type(value).__name__} of shape {tuple(value.shape)}"
+    if isinstance(value, tuple | list):
+        return f"({', '.join(map(_named, value))})"
+    return repr(value)
 
 
 def device_spec(device: str | int | DeviceSpec | None) -> DeviceSpec:
