@@ -10,11 +10,12 @@ from tile_cases import (
     check_far_apart_rows,
     check_order_independence,
     check_special_values,
+    check_vanishing_sums,
     every_schedule,
-    far_rows_need,
     random_product,
     run_and_check,
     sample,
+    square_chain,
 )
 
 from tilewave.kernels.build import compile_instance
@@ -68,8 +69,12 @@ def test_special_values(rng: Generator) -> None:
         )
 
 
+def test_vanishing_sums(rng: Generator) -> None:
+    check_vanishing_sums(rng, square_chain(INSTANCES))
+
+
 def test_far_apart_rows(rng: Generator) -> None:
-    check_far_apart_rows(rng, far_rows_need(INSTANCES), 9, 20, 6)
+    check_far_apart_rows(rng, square_chain(INSTANCES), 9, 20, 6)
 
 
 def test_copies_and_loads_do_not_meet_in_banks(rng: Generator) -> None:
