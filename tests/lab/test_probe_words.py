@@ -173,6 +173,13 @@ def test_l2_reuse() -> None:
     assert "reuse cannot be lost" in l2(82.6, 81.0, 1024, "H200")
 
 
+def test_a_walker_may_have_less_than_a_tile() -> None:
+    """128 tiles on 132 SMs: rung 15 gives an SM one or none, the walk gives each 0.97."""
+    said = words("l2-reuse", {"rung-15": 1.0, "walk": 1.0}, size=2048)
+    assert "The busiest SM of rung 15 computes 1, each walker of rung 19 0.97" in said
+    assert "1000 us in rung 15, 1031 us in rung 19: +3 %" in said
+
+
 def test_l2_reuse_without_a_profiler() -> None:
     said = words("l2-reuse", {"rung-15": 11.0, "walk": 15.0}, size=4096)
     assert "was not read: it needs Nsight Compute's ncu" in said

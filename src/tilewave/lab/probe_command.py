@@ -125,6 +125,8 @@ def print_findings(probe: Probe, findings: Findings, spec: DeviceSpec, console: 
     said: set[str] = set()
     for at in findings.sizes:
         if at.timed:
+            if at is not findings.sizes[0]:
+                console.print()
             console.print(_times(probe, at))
         for variant in probe.variants:
             told = stalls_told(at.profiled.get(variant.key, {}))

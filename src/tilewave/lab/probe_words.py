@@ -198,7 +198,7 @@ def l2_reuse(at: Reading) -> list[str]:
     """Words for ``l2-reuse``."""
     tile, size, sms = get_rung(15).tile, at.at.size, at.spec.sms
     tiles = -(-size // tile.bm) * -(-size // tile.bn)
-    waves, share = -(-tiles // sms), max(1.0, tiles / sms)
+    waves, share = -(-tiles // sms), tiles / sms
     lines = [
         f"N = {size}: {tiles} tiles for {sms} SMs. The busiest SM of rung 15 computes {waves}, each walker "
         f"of rung 19 {share:.2f}."
