@@ -94,7 +94,8 @@ def test_c_is_written_once(instance: Instance, rng: Generator) -> None:
     assert product.result is not None
     counters = product.result.counters
     assert counters.global_store_sectors == m * n / 8
-    assert counters.copy_sectors <= 2 * (m + n) * k / 8 + 8
+    # Copies by 4 bytes, and by 16 to lines that begin inside a sector of shared memory.
+    assert counters.copy_sectors <= 1.25 * 2 * (m + n) * k / 8 + 8
     assert counters.global_load_sectors == 0
 
 

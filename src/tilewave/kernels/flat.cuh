@@ -1,9 +1,8 @@
-// Copies between global and shared memory of runs without gaps, by 16 bytes wherever the run's address allows it.
+// Copies between global and shared memory, and runs of memory without gaps that move by 16 bytes wherever they begin.
 //
-// A run may begin at any element: in shared memory it begins as many elements past a multiple of 32 bytes, a sector of
-// global memory, as in global memory. So everything but up to seven elements at either end moves by 16 bytes, and eight
-// lanes, which are served together, share no sector with others. A region for a run of at most `count` elements begins
-// on 32 bytes and holds flat_floats(count).
+// In shared memory a run begins as many elements past a multiple of 32 bytes, a sector of global memory, as in global
+// memory. So everything but up to seven elements at either end moves by 16 bytes, and eight lanes, which are served
+// together, share no sector with others.
 #pragma once
 
 #include "copy.cuh"
@@ -11,10 +10,6 @@
 namespace tilewave {
 
 constexpr int SECTOR_FLOATS = 8;
-
-constexpr __host__ __device__ int flat_floats(int count) {
-    return (count + 2 * (SECTOR_FLOATS - 1)) / SECTOR_FLOATS * SECTOR_FLOATS;
-}
 
 // Elements from a multiple of 32 bytes to an address.
 __device__ __forceinline__ int misalignment(const void* address) {
@@ -43,17 +38,6 @@ __device__ __forceinline__ void deal_run(int first, int count, Vectors vectors, 
     int tail = head + 4 * body;
     if (threadIdx.x < head) single(threadIdx.x);
     if (threadIdx.x < count - tail) single(tail + threadIdx.x);
-}
-
-// Starts copying a run into the region, which begins on 32 bytes; gives the place of its first element.
-template <int THREADS>
-__device__ __forceinline__ int start_run(float* region, const float* source, int count) {
-    int first = misalignment(source);
-    float* target = region + first;
-    deal_run<THREADS>(
-        first, count, [=](int i) { start_copy<16>(target + i, source + i); },
-        [=](int i) { start_copy<4>(target + i, source + i); });
-    return first;
 }
 
 }  // namespace tilewave

@@ -1,9 +1,9 @@
 // Products of little depth: much of C from a K of a few, bound by writing it.
 //
-// A block computes BM x (4 * LANES) outputs, for a K up to DEPTH. Its parts of A and B are brought into shared memory
-// once. A thread keeps four columns of B, LANES apart, in registers and walks down the rows, ROWS at a time: each
-// element of A is read once for four outputs, and neighbouring threads store neighbours whatever the alignment. Sums
-// are plain chains of fused multiply-adds in the order of k.
+// A block computes BM x (4 * LANES) outputs, for a K up to DEPTH. Rows of A and columns of B lie in shared memory as
+// lines of K, filled up to whole vectors. A thread keeps four columns of B, LANES apart, in registers and walks down
+// the rows, ROWS at a time: each element of A is read once for four outputs, and neighbouring threads store neighbours
+// whatever the alignment. Sums are plain chains of fused multiply-adds in the order of k.
 #pragma once
 
 #include "epilogue.cuh"
@@ -14,11 +14,12 @@ namespace tilewave {
 template <int BM, int LANES, int DEPTH>
 __global__ void __launch_bounds__(256, 2) small_k(const __grid_constant__ GemmArgs args) {
     constexpr int THREADS = 256, COLUMNS = 4, BN = COLUMNS * LANES, GROUPS = THREADS / LANES, ROWS = 4;
-    constexpr int A_FLOATS = flat_floats(BM * DEPTH), B_FLOATS = flat_floats(DEPTH * BN);
+    constexpr int PITCH = line_pitch(DEPTH);
     static_assert(BM % (GROUPS * ROWS) == 0, "groups of threads share the rows evenly");
-    __shared__ __align__(128) float shared[A_FLOATS + B_FLOATS];
+    __shared__ __align__(128) float a_lines[BM * PITCH];
+    __shared__ __align__(128) float b_lines[BN * PITCH];
     const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
-    const bool plain = is_plain(args);
+    const bool plain = is_plain(args) && args.out.column == 1;
     for (Position position(args);;) {
         WorkItem work;
         if (!position.next(args, work)) break;
@@ -26,45 +27,53 @@ __global__ void __launch_bounds__(256, 2) small_k(const __grid_constant__ GemmAr
         const Item item = item_of(args, patch.item);
         const int depth = args.k;
         __syncthreads();  // the walker's last tile is done with shared memory
-        const Staged a = start_part<THREADS>(shared, args, args.a, patch.rows, depth, 1,
-                                             [&](int) { return item.a + patch.row * args.a.row; });
-        const Staged b = start_part<THREADS>(shared + A_FLOATS, args, args.b, depth, patch.columns, 1,
-                                             [&](int) { return item.b + patch.column * args.b.column; });
+        const float* const a_first = item.a + patch.row * args.a.row;
+        const float* const b_first = item.b + patch.column * args.b.column;
+        start_lines<THREADS, PITCH>(a_lines, lines_of_vectors(args, args.a, depth, args.a.row, args.a.column), 1,
+                                    patch.rows, depth, args.a.row, args.a.column, A_FILLER,
+                                    [=](int) { return a_first; });
+        start_lines<THREADS, PITCH>(b_lines, lines_of_vectors(args, args.b, depth, args.b.column, args.b.row), 1,
+                                    patch.columns, depth, args.b.column, args.b.row, B_FILLER,
+                                    [=](int) { return b_first; });
         finish_copies();
         __syncthreads();
 
         // Columns and rows beyond the tile read its last one; their sums are not stored.
-        float of_b[DEPTH][COLUMNS];
+        float4 of_b[DEPTH / 4][COLUMNS];
 #pragma unroll
         for (int j = 0; j < COLUMNS; ++j) {
-            const float* at = shared + A_FLOATS + b.first + min(lane + j * LANES, patch.columns - 1) * b.column;
+            const float* line = b_lines + min(lane + j * LANES, patch.columns - 1) * PITCH;
 #pragma unroll
-            for (int k = 0; k < DEPTH; ++k) of_b[k][j] = k < depth ? at[k * b.row] : 0.0f;
+            for (int k = 0; k < DEPTH; k += 4)
+                if (k < depth) of_b[k / 4][j] = *reinterpret_cast<const float4*>(line + k);
         }
+#pragma unroll 1
         for (int row = group; row < patch.rows; row += ROWS * GROUPS) {
-            int at[ROWS];
-#pragma unroll
-            for (int i = 0; i < ROWS; ++i) at[i] = a.first + min(row + i * GROUPS, patch.rows - 1) * a.row;
             float sum[ROWS][COLUMNS] = {};
 #pragma unroll
-            for (int k = 0; k < DEPTH; ++k)
-                if (k < depth)
+            for (int k = 0; k < DEPTH; k += 4) {
+                if (k >= depth) break;
 #pragma unroll
-                    for (int i = 0; i < ROWS; ++i) {
-                        const float of_a = shared[at[i] + k * a.column];
+                for (int i = 0; i < ROWS; ++i) {
+                    const int line = min(row + i * GROUPS, patch.rows - 1);
+                    const float4 of_a = *reinterpret_cast<const float4*>(a_lines + line * PITCH + k);
 #pragma unroll
-                        for (int j = 0; j < COLUMNS; ++j) sum[i][j] = __fmaf_rn(of_a, of_b[k][j], sum[i][j]);
+                    for (int j = 0; j < COLUMNS; ++j) {
+                        sum[i][j] = __fmaf_rn(of_a.x, of_b[k / 4][j].x, sum[i][j]);
+                        sum[i][j] = __fmaf_rn(of_a.y, of_b[k / 4][j].y, sum[i][j]);
+                        sum[i][j] = __fmaf_rn(of_a.z, of_b[k / 4][j].z, sum[i][j]);
+                        sum[i][j] = __fmaf_rn(of_a.w, of_b[k / 4][j].w, sum[i][j]);
                     }
+                }
+            }
             if (plain) {
 #pragma unroll
                 for (int i = 0; i < ROWS; ++i) {
                     if (row + i * GROUPS >= patch.rows) break;
-                    float* target = item.out + (patch.row + row + i * GROUPS) * args.out.row +
-                                    (patch.column + lane) * args.out.column;
+                    float* target = item.out + (patch.row + row + i * GROUPS) * args.out.row + patch.column + lane;
 #pragma unroll
                     for (int j = 0; j < COLUMNS; ++j)
-                        if (lane + j * LANES < patch.columns)
-                            target[j * LANES * args.out.column] = args.alpha * sum[i][j];
+                        if (lane + j * LANES < patch.columns) target[j * LANES] = args.alpha * sum[i][j];
                 }
             } else {
                 // One copy of the epilogue's code: it is long, and a loop cannot index registers.

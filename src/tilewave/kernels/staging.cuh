@@ -1,4 +1,4 @@
-// Bringing a tile's part of an operand into shared memory, whatever its layout.
+// Bringing a tile's part of an operand into shared memory as lines of K, whatever its layout.
 #pragma once
 
 #include "division.cuh"
@@ -7,61 +7,63 @@
 
 namespace tilewave {
 
-// Where an operand's part of the tile lies in shared memory: distances in elements.
-struct Staged {
-    int first, item, row, column;
-};
+// Floats from one line to the next where a line holds `depth` k: a multiple of 4 for reads by 16 bytes, staggered over
+// the banks, so that eight lanes that read eight lines do not clash.
+constexpr __host__ __device__ int line_pitch(int depth) { return depth == 4 ? 4 : depth + 4; }
 
-// Distance from one item to the next, when it is the same for all of the batch.
+// What fills the lines of A and of B up to a multiple of 4 k. The product is -0, which leaves any sum as it is, also in
+// the sign of 0.
+constexpr float A_FILLER = -0.0f, B_FILLER = 0.0f;
+
 __device__ __forceinline__ bool one_batch_axis(const GemmArgs& args) { return args.batch[0] * args.batch[1] == 1; }
 
+// Whether all items have the same matrix.
 __device__ __forceinline__ bool shared_by_items(const GemmArgs& args, const Matrix& matrix) {
     bool shared = true;
     for (int level = 0; level < BATCH_LEVELS; ++level) shared &= args.batch[level] == 1 || matrix.batch[level] == 0;
     return shared;
 }
 
-// The order in which a rows x columns part of each of `items` items fills a run of memory: one distance is 1, the
-// other the length of a row or column. False when there is a gap or an overlap.
-__device__ __forceinline__ bool fills_run(const GemmArgs& args, const Matrix& matrix, int rows, int columns, int items,
-                                          Staged& staged) {
-    int size = rows * columns;
-    if (items > 1 && !(one_batch_axis(args) && matrix.batch[BATCH_LEVELS - 1] == size)) return false;
-    staged.item = size;
-    staged.row = columns;
-    staged.column = 1;
-    if ((columns == 1 || matrix.column == 1) && (rows == 1 || matrix.row == columns)) return true;
-    staged.row = 1;
-    staged.column = rows;
-    return (rows == 1 || matrix.row == 1) && (columns == 1 || matrix.column == rows);
+// Whether every line of every item begins on 16 bytes and is whole vectors of 16 bytes. `line` and `along` are the
+// distances of lines and along them.
+__device__ __forceinline__ bool lines_of_vectors(const GemmArgs& args, const Matrix& matrix, int depth, Index line,
+                                                 Index along) {
+    Index odd = depth | line | (misalignment(matrix.data) & 3);
+    for (int level = 0; level < BATCH_LEVELS; ++level) odd |= args.batch[level] == 1 ? 0 : matrix.batch[level];
+    return along == 1 && (odd & 3) == 0;
 }
 
-// Starts bringing a part of an operand into the region; `address(i)` is where that of item i begins.
-template <int THREADS, typename Address>
-__device__ __forceinline__ Staged start_part(float* region, const GemmArgs& args, const Matrix& matrix, int rows,
-                                             int columns, int items, Address address) {
-    bool shared = shared_by_items(args, matrix);
-    if (shared) items = 1;
-    Staged staged;
-    if (fills_run(args, matrix, rows, columns, items, staged)) {
-        staged.first = start_run<THREADS>(region, address(0), items * rows * columns);
+// Starts copying `lines` lines of `depth` elements of each of `items` items: element (item, l, k) to
+// target[(item * lines + l) * PITCH + k]. `address(item)` is where an item's first line begins. At most 65,536 elements.
+template <int THREADS, int PITCH, typename Address>
+__device__ __forceinline__ void start_lines(float* target, bool vectors, int items, int lines, int depth, Index line,
+                                            Index along, float filler, Address address) {
+    if (vectors || along == 1 || line != 1) {
+        // Neighbouring threads copy neighbours of a line.
+        const int width = vectors ? 4 : 1, pieces = depth / width;
+        const Divisor by_line(pieces), by_item(lines);
+        for (int i = threadIdx.x; i < items * lines * pieces; i += THREADS) {
+            const int row = by_line.quotient(i), k = (i - row * pieces) * width;
+            const int item = items == 1 ? 0 : by_item.quotient(row);
+            const float* source = address(item) + (row - item * lines) * line;
+            if (vectors)
+                start_copy<16>(target + row * PITCH + k, source + k);
+            else
+                start_copy<4>(target + row * PITCH + k, source + k * along);
+        }
     } else {
-        // Neighbouring threads read neighbouring elements, along whichever axis has them.
-        bool by_column = matrix.row == 1 && matrix.column != 1;
-        int length = by_column ? rows : columns, size = rows * columns;
-        staged.first = 0;
-        staged.row = by_column ? 1 : columns;
-        staged.column = by_column ? rows : 1;
-        Divisor by_item(size), by_line(length);
-        for (int element = threadIdx.x; element < items * size; element += THREADS) {
-            int item = by_item.quotient(element), within = element - item * size;
-            int line = by_line.quotient(within), along = within - line * length;
-            Index row = by_column ? along : line, column = by_column ? line : along;
-            start_copy<4>(region + element, address(item) + row * matrix.row + column * matrix.column);
+        // Neighbouring threads copy the same k of neighbouring lines.
+        const Divisor by_lines(lines), by_item(depth);
+        for (int i = threadIdx.x; i < items * lines * depth; i += THREADS) {
+            const int row = by_lines.quotient(i), l = i - row * lines;
+            const int item = items == 1 ? 0 : by_item.quotient(row), k = row - item * depth;
+            start_copy<4>(target + (item * lines + l) * PITCH + k, address(item) + l + k * along);
         }
     }
-    staged.item = shared ? 0 : rows * columns;
-    return staged;
+    const int last = (depth + 3) & ~3;
+    if (depth < last)
+        for (int row = threadIdx.x; row < items * lines; row += THREADS)
+            for (int k = depth; k < last; ++k) target[row * PITCH + k] = filler;
 }
 
 }  // namespace tilewave

@@ -1,10 +1,10 @@
 // Tiny products by the million, and tall ones of few columns: all that a tile needs is in shared memory at once.
 //
-// A block computes a BM x BN patch of ITEMS consecutive items of the batch, whose K is at most BK. Operands whose
-// part of the tile is one run of memory, row by row or column by column, item after item, come by flat copies of 16
-// bytes wherever it begins; others come element by element. An operand that all items share is read once. Sizes are
-// run-time values. A thread computes a TM x TN patch of one item as plain chains of fused multiply-adds in the order
-// of k; the sums then lie in shared memory in the order of out, and leave as the operands came.
+// A block computes a BM x BN patch of ITEMS consecutive items of the batch, whose K is at most BK. Rows of A and columns
+// of B lie in shared memory as lines of K, filled up to whole vectors; an operand that all items share is there once.
+// Sizes are run-time values. A thread computes a TM x TN patch of one item, four k at a time, as plain chains of fused
+// multiply-adds in the order of k. The sums then lie in shared memory in the order of out: where the tile's part of out
+// is one run of memory, it is written by 16 bytes wherever it begins.
 #pragma once
 
 #include "staging.cuh"
@@ -12,29 +12,41 @@
 
 namespace tilewave {
 
+// How a rows x columns part of each of `items` items fills a run of memory, row by row or column by column, item after
+// item: one of the distances is 1. False when there is a gap or an overlap.
+__device__ __forceinline__ bool fills_run(const GemmArgs& args, const Matrix& matrix, int rows, int columns, int items,
+                                          int& row, int& column) {
+    if (items > 1 && !(one_batch_axis(args) && matrix.batch[BATCH_LEVELS - 1] == rows * columns)) return false;
+    row = columns, column = 1;
+    if ((columns == 1 || matrix.column == 1) && (rows == 1 || matrix.row == columns)) return true;
+    row = 1, column = rows;
+    return (rows == 1 || matrix.row == 1) && (columns == 1 || matrix.column == rows);
+}
+
 template <int BM, int BN, int BK, int TM, int TN, int ITEMS>
 __global__ void __launch_bounds__(ITEMS*(BM / TM) * (BN / TN)) tiny(const __grid_constant__ GemmArgs args) {
-    static_assert(BM % TM == 0 && BN % TN == 0, "threads share a patch evenly");
-    constexpr int THREADS = ITEMS * (BM / TM) * (BN / TN);
-    constexpr int A_FLOATS = flat_floats(ITEMS * BM * BK);
+    static_assert(BM % TM == 0 && BN % TN == 0 && BK % 4 == 0, "threads share a patch evenly");
+    constexpr int THREADS = ITEMS * (BM / TM) * (BN / TN), PITCH = line_pitch(BK);
     extern __shared__ __align__(128) float shared[];
+    float* const b_lines = shared + ITEMS * BM * PITCH;
     __shared__ Offsets table[ITEMS];
-    Walk walk(args.cut, blockIdx.x);
-    WorkItem work;
-    while (walk.next(work)) {
+    for (Position position(args);;) {
+        WorkItem work;
+        if (!position.next(args, work)) break;
         const Patch patch = patch_of<BM, BN, ITEMS>(args, work.tile);
         const int depth = args.k;
         __syncthreads();  // the walker's last tile is done with shared memory
         for (int i = threadIdx.x; i < patch.items; i += THREADS) table[i] = offsets_of(args, patch.item + i);
         __syncthreads();
-
-        const Staged a = start_part<THREADS>(shared, args, args.a, patch.rows, depth, patch.items, [&](int item) {
-            return args.a.data + table[item].a + patch.row * args.a.row;
-        });
-        float* const b_region = shared + A_FLOATS;
-        const Staged b = start_part<THREADS>(b_region, args, args.b, depth, patch.columns, patch.items, [&](int item) {
-            return args.b.data + table[item].b + patch.column * args.b.column;
-        });
+        const bool one_a = shared_by_items(args, args.a), one_b = shared_by_items(args, args.b);
+        const float* const a_first = args.a.data + patch.row * args.a.row;
+        const float* const b_first = args.b.data + patch.column * args.b.column;
+        start_lines<THREADS, PITCH>(shared, lines_of_vectors(args, args.a, depth, args.a.row, args.a.column),
+                                    one_a ? 1 : patch.items, patch.rows, depth, args.a.row, args.a.column, A_FILLER,
+                                    [&](int item) { return a_first + table[item].a; });
+        start_lines<THREADS, PITCH>(b_lines, lines_of_vectors(args, args.b, depth, args.b.column, args.b.row),
+                                    one_b ? 1 : patch.items, patch.columns, depth, args.b.column, args.b.row, B_FILLER,
+                                    [&](int item) { return b_first + table[item].b; });
         finish_copies();
         __syncthreads();
 
@@ -46,52 +58,71 @@ __global__ void __launch_bounds__(ITEMS*(BM / TM) * (BN / TN)) tiny(const __grid
         float sum[TM][TN] = {};
         if (item < patch.items) {
             // Rows and columns beyond the patch read its last one; their sums are not stored.
-            int a_at[TM], b_at[TN];
-            const int a_first = a.first + item * a.item, b_first = A_FLOATS + b.first + item * b.item;
-            for (int i = 0; i < TM; ++i) a_at[i] = a_first + min(row + i * row_threads, patch.rows - 1) * a.row;
-            for (int j = 0; j < TN; ++j)
-                b_at[j] = b_first + min(column + j * column_threads, patch.columns - 1) * b.column;
-#pragma unroll 4
-            for (int k = 0; k < depth; ++k) {
-                float a_values[TM], b_values[TN];
-                for (int i = 0; i < TM; ++i) a_values[i] = shared[a_at[i] + k * a.column];
-                for (int j = 0; j < TN; ++j) b_values[j] = shared[b_at[j] + k * b.row];
+            const float *a_at[TM], *b_at[TN];
+#pragma unroll
+            for (int i = 0; i < TM; ++i) {
+                const int r = min(row + i * row_threads, patch.rows - 1);
+                a_at[i] = shared + ((one_a ? 0 : item * patch.rows) + r) * PITCH;
+            }
+#pragma unroll
+            for (int j = 0; j < TN; ++j) {
+                const int c = min(column + j * column_threads, patch.columns - 1);
+                b_at[j] = b_lines + ((one_b ? 0 : item * patch.columns) + c) * PITCH;
+            }
+#pragma unroll 2
+            for (int k = 0; k < depth; k += 4) {
+                float4 of_a[TM], of_b[TN];
+#pragma unroll
+                for (int i = 0; i < TM; ++i) of_a[i] = *reinterpret_cast<const float4*>(a_at[i] + k);
+#pragma unroll
+                for (int j = 0; j < TN; ++j) of_b[j] = *reinterpret_cast<const float4*>(b_at[j] + k);
+#pragma unroll
                 for (int i = 0; i < TM; ++i)
-                    for (int j = 0; j < TN; ++j) sum[i][j] = __fmaf_rn(a_values[i], b_values[j], sum[i][j]);
+#pragma unroll
+                    for (int j = 0; j < TN; ++j) {
+                        sum[i][j] = __fmaf_rn(of_a[i].x, of_b[j].x, sum[i][j]);
+                        sum[i][j] = __fmaf_rn(of_a[i].y, of_b[j].y, sum[i][j]);
+                        sum[i][j] = __fmaf_rn(of_a[i].z, of_b[j].z, sum[i][j]);
+                        sum[i][j] = __fmaf_rn(of_a[i].w, of_b[j].w, sum[i][j]);
+                    }
             }
         }
 
         // The sums take the operands' place, in the order of out.
-        Staged out;
         const int size = patch.rows * patch.columns;
         float* const target = args.out.data + table[0].out + patch.row * args.out.row + patch.column * args.out.column;
-        const bool flat = fills_run(args, args.out, patch.rows, patch.columns, patch.items, out) && is_plain(args);
-        if (!flat) out = {0, size, patch.columns, 1};
-        out.first = flat ? misalignment(target) : 0;
+        int out_row, out_column;
+        const bool flat = fills_run(args, args.out, patch.rows, patch.columns, patch.items, out_row, out_column) &&
+                          is_plain(args);
+        if (!flat) out_row = patch.columns, out_column = 1;
+        const int first = flat ? misalignment(target) : 0;
         __syncthreads();
-        if (item < patch.items)
+        if (item < patch.items) {
+            float* const sums = shared + first + item * size;
+#pragma unroll
             for (int i = 0; i < TM; ++i)
+#pragma unroll
                 for (int j = 0; j < TN; ++j) {
-                    int r = row + i * row_threads, c = column + j * column_threads;
-                    if (r < patch.rows && c < patch.columns)
-                        shared[out.first + item * size + r * out.row + c * out.column] = sum[i][j];
+                    const int r = row + i * row_threads, c = column + j * column_threads;
+                    if (r < patch.rows && c < patch.columns) sums[r * out_row + c * out_column] = sum[i][j];
                 }
+        }
         __syncthreads();
         if (flat) {
-            const float* source = shared + out.first;
+            const float* source = shared + first;
             const float alpha = args.alpha;
             deal_run<THREADS>(
-                out.first, patch.items * size,
+                first, patch.items * size,
                 [=](int i) {
                     float4 v = *reinterpret_cast<const float4*>(source + i);
                     store_vector(target + i, alpha * v.x, alpha * v.y, alpha * v.z, alpha * v.w);
                 },
                 [=](int i) { target[i] = alpha * source[i]; });
         } else {
-            Divisor by_item(size), by_row(patch.columns);
+            const Divisor by_item(size), by_row(patch.columns);
             for (int element = threadIdx.x; element < patch.items * size; element += THREADS) {
-                int of = by_item.quotient(element), rest = element - of * size;
-                int r = by_row.quotient(rest), c = rest - r * patch.columns;
+                const int of = by_item.quotient(element), rest = element - of * size;
+                const int r = by_row.quotient(rest), c = rest - r * patch.columns;
                 store(args, item_at(args, table[of]), patch.row + r, patch.column + c, shared[element]);
             }
         }

@@ -12,12 +12,12 @@ MOST_ITEM = 64
 
 
 def _run_floats(count: int) -> int:
-    """Elements of the region for a run of ``count`` elements: ``flat_floats`` of `flat.cuh`."""
-    return (count + 14) // 8 * 8
+    """Elements that hold a run of ``count`` which begins anywhere in a sector of 8."""
+    return count + 7
 
 
 def _instance(bm: int, bn: int, bk: int, tm: int, tn: int, items: int, reason: str) -> Instance:
-    operands = _run_floats(items * bm * bk) + _run_floats(items * bk * bn)
+    lines = items * (bm + bn) * (bk if bk == 4 else bk + 4)  # of K, as `line_pitch` of `staging.cuh` has them
     return Instance(
         name=f"tiny_{bm}x{bn}x{bk}" + (f"_{items}items" if items > 1 else ""),
         family=name,
@@ -29,7 +29,7 @@ def _instance(bm: int, bn: int, bk: int, tm: int, tn: int, items: int, reason: s
         tm=tm,
         tn=tn,
         threads=items * (bm // tm) * (bn // tn),
-        shared_bytes=4 * max(operands, _run_floats(items * bm * bn)),
+        shared_bytes=4 * max(lines, _run_floats(items * bm * bn)),
         a=None,
         b=None,
         reason=reason,
@@ -39,14 +39,15 @@ def _instance(bm: int, bn: int, bk: int, tm: int, tn: int, items: int, reason: s
 
 
 _ITEM_RUNS = (
-    _instance(4, 4, 4, 2, 2, 64, "batches up to 4 x 4 x 4: rotations, small blocks"),
-    _instance(8, 8, 8, 4, 2, 32, "batches up to 8 x 8 x 8"),
-    _instance(16, 16, 16, 4, 4, 16, "batches up to 16 x 16 x 16"),
-    _instance(32, 32, 32, 4, 4, 4, "batches up to 32 x 32 x 32: the blocks of sparse matrices"),
+    _instance(4, 4, 4, 4, 2, 128, "batches up to 4 x 4 x 4: rotations, small blocks"),
+    _instance(1, 32, 8, 1, 4, 16, "batches of vectors up to 8 long times matrices"),
+    _instance(8, 8, 8, 4, 4, 32, "batches up to 8 x 8 x 8"),
+    _instance(16, 16, 16, 4, 4, 8, "batches up to 16 x 16 x 16"),
+    _instance(32, 32, 32, 4, 4, 2, "batches up to 32 x 32 x 32: the blocks of sparse matrices"),
     _instance(64, 64, 64, 8, 8, 1, "batches up to 64 x 64 x 64"),
 )
 _PANELS = (
-    _instance(512, 4, 4, 2, 4, 1, "tall matrices times one up to 4 x 4: points turned by a rotation"),
+    _instance(1024, 4, 4, 4, 4, 1, "tall matrices times one up to 4 x 4: points turned by a rotation"),
     _instance(256, 16, 16, 4, 4, 1, "tall matrices times one up to 16 x 16"),
     _instance(64, 64, 32, 4, 4, 1, "tall matrices times one up to 32 x 64: small layers of a network"),
 )
