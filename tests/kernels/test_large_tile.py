@@ -111,9 +111,9 @@ def test_far_apart_rows(rng: Generator) -> None:
     check_far_apart_rows(rng, square_chain(INSTANCES), 130, 129, 6)
 
 
-def check_loop(instance: Instance) -> None:
+def check_loop(instance: Instance, arch: str = "sm_90") -> None:
     """The steady loop is one run of code without predicates in PTX and in machine code; nothing spills."""
-    program, kernel = compile_instance(instance, "sm_90a")
+    program, kernel = compile_instance(instance, arch)
     resources = kernel.resources
     assert (resources.stack_bytes, resources.spill_store_bytes, resources.spill_load_bytes) == (0, 0, 0)
 
@@ -166,9 +166,10 @@ def test_steady_loop(rng: Generator) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("arch", ["sm_90", "sm_90a"])
 @pytest.mark.parametrize("instance", INSTANCES, ids=str)
-def test_steady_loop_of_every_instance(instance: Instance) -> None:
-    check_loop(instance)
+def test_steady_loop_of_every_instance(instance: Instance, arch: str) -> None:
+    check_loop(instance, arch)
 
 
 def test_shared_memory_takes_the_fewest_passes(rng: Generator) -> None:

@@ -101,17 +101,18 @@ def test_other_architectures(arch: str, rng: Generator) -> None:
 
 
 def test_no_spills(rng: Generator) -> None:
-    _check_resources(sample(rng, INSTANCES, 2))
+    _check_resources(sample(rng, INSTANCES, 2), "sm_90")
 
 
 @pytest.mark.long
-def test_no_instance_spills() -> None:
-    _check_resources(list(INSTANCES))
+@pytest.mark.parametrize("arch", ["sm_90", "sm_90a"])
+def test_no_instance_spills(arch: str) -> None:
+    _check_resources(list(INSTANCES), arch)
 
 
-def _check_resources(instances: list[Instance]) -> None:
+def _check_resources(instances: list[Instance], arch: str) -> None:
     for instance in instances:
-        resources = compile_instance(instance, "sm_90a")[1].resources
+        resources = compile_instance(instance, arch)[1].resources
         assert (resources.stack_bytes, resources.spill_store_bytes, resources.spill_load_bytes) == (0, 0, 0)
 
 

@@ -1,4 +1,7 @@
-"""Large tiles, for products that fill the GPU with them: 16 x 8 outputs a thread, slices eight deep."""
+"""Large tiles, for products that fill the GPU with them: 16 x 8 outputs a thread, slices eight deep.
+
+They read any strides along K; along m or n, also element by element, only neighbours.
+"""
 
 from __future__ import annotations
 
