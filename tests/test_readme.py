@@ -11,17 +11,48 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from snippets import blocks
 from tilewave.cli import app
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+LADDER = (ROOT / "docs" / "ladder.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^\| `tilewave ([^`]+)` \|", README, re.MULTILINE)
 
 
-@pytest.mark.parametrize("code", re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL))
-def test_the_python_examples_run(code: str) -> None:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+@pytest.mark.parametrize("place", range(2))
+def test_the_python_examples_run(place: int) -> None:
+    """Each by itself, as if pasted into a file of its own."""
+    found = blocks("README.md", gpu=True)
+    assert len(found) == 2
+    done = subprocess.run([sys.executable, "-c", found[place]], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert "[2. 2. 2.]" in done.stdout
+    wanted = ["rounding: the largest error is", "2049 x 2049 x 2049 on H200 (132 SMs)"], ["[2. 2. 2.]"]
+    for words in wanted[place]:
+        assert words in done.stdout
+
+
+def test_the_first_screen_leads_with_the_library() -> None:
+    """What it is, one picture, the two commands, one table, and ten lines of use, in this order."""
+    marks = ["# tilewave", "tilewave.matmul(a, b)", "![", "make run ", "make test ", "| --- |", "```python"]
+    places = [README.index(mark) for mark in marks]
+    assert places == sorted(places)
+    assert README.count("![") == 1
+    assert len(blocks("README.md", gpu=False)[0].splitlines()) <= 10
+
+
+def test_the_examples_are_all_listed() -> None:
+    listed = re.findall(r"^\| \[(\w+\.py)\]\(examples/(\w+\.py)\) \|", README, re.MULTILINE)
+    assert all(name == target for name, target in listed)
+    assert sorted(name for name, _ in listed) == sorted(
+        path.name for path in (ROOT / "examples").glob("*.py")
+    )
+
+
+def test_tables_of_the_suite_are_the_committed_readings() -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "suite_page.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_table_lists_every_command() -> None:
@@ -40,18 +71,16 @@ def test_the_options_in_the_table_exist(command: str) -> None:
 
 
 def test_pictures_and_links_are_in_the_repository() -> None:
-    root = Path(__file__).parents[1]
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         if not target.startswith("http"):
-            assert (root / target).exists(), target
+            assert (ROOT / target).exists(), target
 
 
 def test_the_table_is_the_committed_ladder() -> None:
-    root = Path(__file__).parents[1]
-    table = README.partition("<!-- table -->")[2].partition("<!-- end of table -->")[0]
+    table = LADDER.partition("<!-- table -->")[2].partition("<!-- end of table -->")[0]
     rows = [line for line in table.splitlines() if line.startswith("|")]
     numbers = ",".join(re.findall(r"^\| (\d\d) ", table, re.MULTILINE))
     sizes = ",".join(re.findall(r"N = (\d+)", rows[0]))
     arguments = ["--markdown", "--rungs", numbers, "--sizes", sizes]
-    made = CliRunner().invoke(app, ["picture", str(root / "benchmarks/results/ladder-h200.json"), *arguments])
+    made = CliRunner().invoke(app, ["picture", str(ROOT / "benchmarks/results/ladder-h200.json"), *arguments])
     assert [line for line in made.stdout.splitlines() if line.startswith("|")][: len(rows)] == rows
