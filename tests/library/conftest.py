@@ -1,5 +1,6 @@
 """Fixtures of the front door's tests."""
 
-from fake_gpu import gpu
+from host_gpu import gpu
+from paths import kernels, path
 
-__all__ = ["gpu"]
+__all__ = ["gpu", "kernels", "path"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from fake_gpu import matrix_at
+from host_gpu import matrix_at
 
 from tilewave.device import DeviceSpec, get_spec
 from tilewave.emulator import Memory

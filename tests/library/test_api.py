@@ -6,10 +6,10 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
-import fake_staging
+import host_staging
 import numpy as np
 import pytest
-from fake_gpu import CupyArray, ExchangedArray, FakeGpu, InterfaceArray, TorchTensor, activate
+from host_gpu import CupyArray, ExchangedArray, FakeGpu, InterfaceArray, TorchTensor, activate
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -165,7 +165,7 @@ def test_gemm_on_the_host_is_right(monkeypatch: pytest.MonkeyPatch, drawn: Drawn
 @given(drawn=calls())
 def test_gemm_staged_to_a_gpu_is_right(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, drawn: Drawn) -> None:
     monkeypatch.setattr("tilewave.api.gpu_for_host_operands", lambda: 0)
-    stage = fake_staging.install(monkeypatch)
+    stage = host_staging.install(monkeypatch)
     check_call(drawn, lambda array: array)
     assert stage.live == 0  # every buffer was given back
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from emulated_gpu import EmulatedExecutor
-from fake_gpu import CupyArray, FakeGpu
+from host_gpu import CupyArray, FakeGpu
 from hypothesis import HealthCheck, given, settings
 from test_api import Drawn, calls, check_call
 
