@@ -360,6 +360,31 @@ def report(
     report_command(file, out=out, device=device, power=power, profile=profile, png=png, jobs=jobs)
 
 
+@app.command()
+def calibrate(
+    budget: Annotated[
+        float, typer.Option(help="How long to measure, compiling included.", metavar="SECONDS")
+    ] = 300.0,
+    json: Annotated[
+        Path, typer.Option(help="Where readings go; an earlier file is added to.", metavar="FILE")
+    ] = Path("tilewave-calibration.json"),
+    saved: Annotated[
+        Path | None, typer.Option("--from", help="Fit a file's readings again; needs no GPU.", metavar="FILE")
+    ] = None,
+    into: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where the calibration goes; where the planner looks by default.", metavar="FOLDER"
+        ),
+    ] = None,
+    fit: Annotated[bool, typer.Option("--fit/--no-fit", help="Fit once measured, or measure only.")] = True,
+) -> None:
+    """Time the product's kernels on the GPU here at random products; fit the planner's constants to that."""
+    from tilewave.bench.calibrate import PACKAGED, calibrate_command
+
+    calibrate_command(budget=budget, path=json, saved=saved, into=into or PACKAGED, fit=fit, say=typer.echo)
+
+
 # A negative size is an argument for our own error, not an unknown option.
 @app.command(context_settings={"ignore_unknown_options": True})
 def plan(

@@ -204,6 +204,7 @@ class Loss:
     chosen: Reading
     best: Reading
     predicted: float
+    best_predicted: float
 
     @property
     def ratio(self) -> float:
@@ -228,8 +229,8 @@ def losses(
             planner.plan_with(problem, instances[one.instance], one.schedule).estimate.total for one in group
         ]
         least = min(range(len(group)), key=predicted.__getitem__)
-        best = min(group, key=lambda one: one.microseconds)
-        found.append(Loss(problem, group[least], best, predicted[least]))
+        best = min(range(len(group)), key=lambda i: group[i].microseconds)
+        found.append(Loss(problem, group[least], group[best], predicted[least], predicted[best]))
     return sorted(found, key=lambda loss: -loss.ratio)
 
 
