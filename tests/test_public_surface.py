@@ -179,6 +179,12 @@ def test_sizes_may_be_integers_of_any_kind() -> None:
     ) == tilewave.plan(3, 4, 5, batch=2, device="H200")
 
 
+def test_a_tuple_of_plans_is_readable() -> None:
+    shown = repr(tilewave.plan_for(A, B, device="H200"))
+    assert shown.startswith("(<GemmPlan 3 x 2 x 4 on H200 (132 SMs): ")
+    assert len(shown) < 150
+
+
 def test_a_group_writes_nothing_when_a_later_problem_is_bad() -> None:
     out = np.full((3, 2), np.nan, F)
     with pytest.raises(UsageError, match="problem 1"):

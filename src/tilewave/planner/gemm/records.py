@@ -103,6 +103,10 @@ class GemmPlan:
         """The candidates that were turned down, each with its reason."""
         return tuple(candidate for candidate in self.considered if candidate.rejected is not None)
 
+    def __repr__(self) -> str:
+        # Short, because plan_for answers with a tuple, which people print.
+        return f"<GemmPlan {str(self).splitlines()[0]}>"
+
     def __str__(self) -> str:
         instance, estimate = self.instance, self.estimate
         head = f"{self.problem} on {self.device} ({self.sms} SMs): "
