@@ -11,6 +11,7 @@ from products import LAYOUTS, Product, check, make_product, plan_of, run
 from tile_cases import (
     SCHEDULES,
     check_far_apart_rows,
+    check_machine_code,
     check_order_independence,
     check_special_values,
     check_vanishing_sums,
@@ -170,6 +171,20 @@ def test_steady_loop(rng: Generator) -> None:
 @pytest.mark.parametrize("instance", INSTANCES, ids=str)
 def test_steady_loop_of_every_instance(instance: Instance, arch: str) -> None:
     check_loop(instance, arch)
+
+
+def test_machine_code(rng: Generator) -> None:
+    instance = sample(rng, INSTANCES, 1)[0]
+    product = fresh(rng, instance, plain=bool(rng.integers(2)), batch=())
+    check_machine_code(rng, product, instance, SCHEDULES[rng.integers(len(SCHEDULES))])
+
+
+@pytest.mark.long
+@every_schedule
+@pytest.mark.parametrize("instance", INSTANCES, ids=str)
+def test_machine_code_of_every_instance(instance: Instance, schedule: Schedule, rng: Generator) -> None:
+    for plain in (True, False):
+        check_machine_code(rng, fresh(rng, instance, plain=plain, batch=()), instance, schedule)
 
 
 def test_shared_memory_takes_the_fewest_passes(rng: Generator) -> None:

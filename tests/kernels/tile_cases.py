@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -10,11 +11,13 @@ import pytest
 from products import LAYOUTS, Product, check, check_bits, make_product, plan_of, run
 
 from tilewave.emulator import Memory
-from tilewave.kernels.arguments import Pointers
+from tilewave.emulator.sass import Cubin, run_blocks
+from tilewave.kernels.arguments import Pointers, pack_arguments
+from tilewave.kernels.build import compile_instance
 from tilewave.kernels.instances import Access, Contiguous, Instance
 from tilewave.planner.schedules import DATA_PARALLEL, STREAM_K_WALK, Schedule, split_k, stream_k
 from tilewave.problem import Activation, GemmProblem, MatrixLayout
-from tilewave.runtime.emulated import run_plan
+from tilewave.runtime.emulated import place, run_plan
 
 Generator = np.random.Generator
 T = TypeVar("T")
@@ -163,6 +166,38 @@ def check_vanishing_sums(rng: Generator, instance: Instance) -> None:
         run(product, instance, count=False)
         check_bits(product)
         assert np.signbit(product.out).all()
+
+
+def check_machine_code(rng: Generator, product: Product, instance: Instance, schedule: Schedule) -> None:
+    """What ptxas made of the kernel gives the right bits, and minds every latency.
+
+    The interpreter lacks what the smooth activations are made of, so relu stands for them.
+    """
+    if product.problem.activation > Activation.RELU:
+        product.problem = replace(product.problem, activation=Activation.RELU)
+    plan = plan_of(instance, product.problem, schedule, int(rng.integers(1, 8)))
+    program, kernel = compile_instance(instance, "sm_90")
+    memory = Memory()
+    placed = {
+        name: place(memory, array, name, product.misalignment) for name, array in product.operands.items()
+    }
+    partials = memory.empty((plan.partial_bytes // 4 + 4,), name="partials")
+    tickets = memory.put(np.zeros(plan.cut.tickets + 1, np.uint32), name="tickets")
+    addresses = {name: item.address for name, item in placed.items()}
+    pointers = Pointers(**addresses, partials=partials.address, tickets=tickets.address)
+    results = run_blocks(
+        Cubin(program.cubin),
+        kernel.symbol,
+        grid=(plan.blocks, 1, 1),
+        block=(instance.threads, 1, 1),
+        args=[pack_arguments(product.problem, plan.cut, plan.raster, pointers, product.alpha, product.beta)],
+        memory=memory,
+        dynamic_shared_bytes=instance.shared_bytes,
+    )
+    assert not any(result.hazards for result in results)
+    for name in {"out", "preactivation"} & set(placed):
+        product.operands[name][...] = placed[name].view(memory.get(placed[name].buffer))
+    check(product, plan)
 
 
 def check_far_apart_rows(rng: Generator, instance: Instance, m: int, n: int, k: int) -> None:

@@ -31,7 +31,7 @@ def run_block(
     grid: Sequence[int],
     block: Sequence[int],
     block_index: Sequence[int],
-    args: Sequence[Buffer | int | float],
+    args: Sequence[Buffer | int | float | bytes],
     memory: Memory,
     dynamic_shared_bytes: int = 0,
     max_instructions: int = 50_000_000,
@@ -57,7 +57,7 @@ def run_blocks(
     *,
     grid: Sequence[int],
     block: Sequence[int],
-    args: Sequence[Buffer | int | float],
+    args: Sequence[Buffer | int | float | bytes],
     memory: Memory,
     blocks: Sequence[tuple[int, int, int]] | None = None,
     dynamic_shared_bytes: int = 0,
@@ -111,7 +111,7 @@ def _bank_0(
     function: Function,
     grid: Sequence[int],
     block: Sequence[int],
-    args: Sequence[Buffer | int | float],
+    args: Sequence[Buffer | int | float | bytes],
 ) -> bytes:
     """Constant bank 0 as the driver fills it: block and grid size, stack pointer, parameters."""
     if len(args) != len(function.parameters):
@@ -127,6 +127,13 @@ def _bank_0(
         at = function.parameter_base + parameter.offset
         if isinstance(argument, Buffer):
             struct.pack_into("<Q", bank, at, argument.address)
+        elif isinstance(argument, bytes):
+            if len(argument) != parameter.size:
+                raise UsageError(
+                    f"parameter {parameter.ordinal} of '{function.name}' has {parameter.size} bytes; given "
+                    f"were {len(argument)}"
+                )
+            bank[at : at + parameter.size] = argument
         elif isinstance(argument, float):
             struct.pack_into("<f" if parameter.size == 4 else "<d", bank, at, argument)
         else:
