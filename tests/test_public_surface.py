@@ -40,10 +40,19 @@ print((seconds, sorted(set({FRAMEWORKS}) & set(sys.modules))))
 
 def test_the_names_are_these_and_dir_lists_them() -> None:
     assert tilewave.__all__ == NAMES
-    assert set(NAMES) <= set(dir(tilewave))
+    assert {*NAMES, "errors", "__version__"} <= set(dir(tilewave))
     namespace: dict[str, Any] = {}
     exec("from tilewave import *", namespace)
     assert all(callable(namespace[name]) for name in NAMES)
+
+
+@pytest.mark.parametrize(
+    ("expression", "answer"), [("errors.UsageError.__name__", "UsageError"), ("__version__", "0.")]
+)
+def test_errors_and_version_are_there_from_the_beginning(expression: str, answer: str) -> None:
+    code = f"import tilewave; print(tilewave.{expression})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(answer)
 
 
 def test_import_is_quick_and_loads_no_framework() -> None:

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tilewave import errors as errors
     from tilewave.api import gemm as gemm
     from tilewave.api import grouped_gemm as grouped_gemm
     from tilewave.api import matmul as matmul
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from tilewave.planning import plan as plan
     from tilewave.planning import plan_for as plan_for
     from tilewave.planning import prepare as prepare
+
+    __version__: str
 
 _HOMES = {
     "check": "tilewave.checking",
@@ -33,13 +36,19 @@ __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
+    if name == "errors":
+        return import_module("tilewave.errors")  # which makes it an attribute
+    if name == "__version__":
+        from tilewave.bench.environment import tilewave_version
+
+        value: Any = tilewave_version()
+    elif name in _HOMES:
+        value = getattr(import_module(_HOMES[name]), name)
+    else:
         raise AttributeError(f"module 'tilewave' has no attribute {name!r}")
-    value = getattr(import_module(home), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *_HOMES, "errors", "__version__"})
