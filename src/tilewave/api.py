@@ -13,6 +13,8 @@ from tilewave.on_device import run_on_device
 from tilewave.planner.gemm.options import PlanOptions
 from tilewave.problem import Activation, Precision
 
+_DEFAULT = PlanOptions()
+
 
 def matmul(
     a: Any,
@@ -36,7 +38,7 @@ def matmul(
     Raises ``OperandTypeError`` (a ``TypeError``) for anything but float32 arrays and ``UsageError`` (a
     ``ValueError``) for shapes that do not fit; nothing is written then.
     """
-    return _execute(collect(a, b, out=out, precision=precision, stream=stream), PlanOptions(), None)
+    return _execute(collect(a, b, out=out, precision=precision, stream=stream), _DEFAULT, None)
 
 
 def gemm(

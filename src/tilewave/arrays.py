@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +29,7 @@ ACCEPTED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayView:
+class ArrayView(NamedTuple):
     """A float32 array in memory.
 
     ``address`` is that of the element with all indices 0 (0 for an empty array without memory); ``device`` is
@@ -345,14 +343,16 @@ def _elements(strides: tuple[int, ...], shape: tuple[int, ...], name: str) -> tu
 def _device_view(
     owner: Any, framework: str, name: str, address: int, layout: Layout, device: int
 ) -> ArrayView:
-    if address == 0 and layout.size:
+    if 0 in layout.shape:
+        return ArrayView(owner, framework, 0, layout, device)
+    if address == 0:
         raise UsageError(f"{name} has no memory: a {type(owner).__name__} of {layout} at address 0")
-    if address % FLOAT_BYTES and layout.size:
+    if address % FLOAT_BYTES:
         raise UsageError(
             f"{name} lies at address {address:#x}; float32 on a GPU must lie at a multiple of {FLOAT_BYTES}: "
             "pass a copy"
         )
-    return ArrayView(owner, framework, address if layout.size else 0, layout, device)
+    return ArrayView(owner, framework, address, layout, device)
 
 
 def _device_of(address: int) -> int:

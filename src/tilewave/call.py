@@ -28,6 +28,8 @@ from tilewave.semantics import (
 PLANNED_PRECISIONS = ("fp16x3", "tf32x3", "bf16x6", "bf16x9", "tf32", "auto")
 """Modes that are designed and not built."""
 
+OPERANDS = ("a", "b", "c", "bias", "out")
+
 ACTIVATIONS = {
     "relu": Activation.RELU,
     "gelu": Activation.GELU,
@@ -116,14 +118,11 @@ def collect(
     if device is None and stream is not None:
         raise UsageError("stream is given, but the operands are on the host; accepted is None")
 
-    product = _product(views["a"].layout, views["b"].layout, transpose_a, transpose_b)
-    along_c = addend_strides(product, views["c"].layout) if "c" in views else None
-    along_bias = bias_strides(product, views["bias"].layout, bias_axis) if "bias" in views else None
-    along_out = None
-    if "out" in views:
-        if views["out"].readonly:
-            raise UsageError("out is read-only; accepted is an array that may be written")
-        along_out = out_strides(product, views["out"].layout)
+    if "out" in views and views["out"].readonly:
+        raise UsageError("out is read-only; accepted is an array that may be written")
+    product, along_c, along_bias, along_out = _fitted(
+        transpose_a, transpose_b, bias_axis, *(_layout(views.get(name)) for name in OPERANDS)
+    )
     if beta == 0:
         views.pop("c", None)
         along_c = None
@@ -175,6 +174,8 @@ def activation_of(activation: Activation | str | None) -> Activation:
 
 def scalar(value: Any, name: str) -> float:
     """``value`` rounded to float32, as kernels receive it."""
+    if type(value) is float and value in (0.0, 1.0):
+        return value
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         kind = type(value)
         raise OperandTypeError(
@@ -191,9 +192,29 @@ def scalar(value: Any, name: str) -> float:
     return rounded
 
 
+def _layout(view: ArrayView | None) -> Layout | None:
+    return None if view is None else view.layout
+
+
 @lru_cache(maxsize=4096)
-def _product(a: Layout, b: Layout, transpose_a: bool, transpose_b: bool) -> Product:
-    return product_of(a, b, transpose_a, transpose_b)
+def _fitted(
+    transpose_a: bool,
+    transpose_b: bool,
+    bias_axis: int,
+    a: Layout,
+    b: Layout,
+    c: Layout | None,
+    bias: Layout | None,
+    out: Layout | None,
+) -> tuple[Product, Strides | None, Strides | None, Strides | None]:
+    """The product, and the strides of c, bias and out along its axes; all shapes are checked."""
+    product = product_of(a, b, transpose_a, transpose_b)
+    return (
+        product,
+        None if c is None else addend_strides(product, c),
+        None if bias is None else bias_strides(product, bias, bias_axis),
+        None if out is None else out_strides(product, out),
+    )
 
 
 def _stream(given: Mapping[str, Any], stream: Any) -> int:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewave.call import GemmCall
+from tilewave.errors import DeviceError
 from tilewave.outputs import from_host, written
 from tilewave.problem import Activation
 
@@ -28,8 +29,15 @@ _ELEMENTS_AT_ONCE = 1 << 16
 
 
 def gpu_for_host_operands() -> int | None:
-    """The GPU on which products of host arrays run; None where there is none that can be used."""
+    """The GPU on which products of host arrays run; None where there is none that can be used.
+
+    Raises ``DeviceError`` in the fork of a process that used CUDA: there is a GPU, and it is out of reach.
+    """
+    from tilewave.device.driver import FORKED, ProcessState
     from tilewave.runtime.driver import probe
+
+    if ProcessState.forked:
+        raise DeviceError(FORKED)
 
     return 0 if probe().usable else None
 

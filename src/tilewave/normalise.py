@@ -60,6 +60,10 @@ class Normalised:
 
     def pointers(self, given: Pointers) -> Iterator[Pointers]:
         """The addresses of each launch, from those of the operands as given."""
+        if not self.loops:
+            a, b = (given.b, given.a) if self.swapped else (given.a, given.b)
+            yield Pointers(a, b, given.out, given.c, given.bias, given.preactivation)
+            return
         first = [getattr(given, name) for name in _OPERANDS]
         for index in itertools.product(*(range(axis.extent) for axis in self.loops)):
             addresses = [

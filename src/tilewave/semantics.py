@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -228,15 +229,16 @@ def alignment_of(address: int) -> int:
     return 16 if address % 16 == 0 else 8 if address % 8 == 0 else 4
 
 
-def span(address: int, layout: Layout) -> tuple[int, int]:
-    """The lowest byte of an array and the one behind its highest; both ``address`` when it is empty."""
+@lru_cache(maxsize=4096)
+def span(layout: Layout) -> tuple[int, int]:
+    """The first byte of an array and the one behind its last, from its address on; both 0 if it is empty."""
     if layout.size == 0:
-        return address, address
+        return 0, 0
     low = high = 0
     for extent, stride in zip(layout.shape, layout.strides, strict=True):
         reach = (extent - 1) * stride
         low, high = low + min(0, reach), high + max(0, reach)
-    return address + 4 * low, address + 4 * high + 4
+    return 4 * low, 4 * high + 4
 
 
 def share_memory(one_address: int, one: Layout, other_address: int, other: Layout) -> bool:
@@ -245,9 +247,11 @@ def share_memory(one_address: int, one: Layout, other_address: int, other: Layou
     Rows of one that lie between the rows of the other are told apart; where that would take too long to
     prove, the answer is yes.
     """
-    one_low, one_high = span(one_address, one)
-    other_low, other_high = span(other_address, other)
-    if one_low >= other_high or other_low >= one_high:
+    (one_low, one_high), (other_low, other_high) = span(one), span(other)
+    apart = other_address - one_address
+    if one_low >= apart + other_high or apart + other_low >= one_high or one_low == one_high:
+        return False
+    if other_low == other_high:
         return False
     try:
         return np.shares_memory(

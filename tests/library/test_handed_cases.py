@@ -106,7 +106,7 @@ def only(problem: GemmProblem, name: str, spec: Any) -> GemmPlan:
 def test_h007_small_squares_and_neighbours_of_tiles(path: Path, rng: Rng) -> None:
     sizes = [*range(1, 41), 63, 65, 127, 129, 255, 257]
     if path.emulated:  # the GPU's test has all of them
-        sizes = [3, 9, 16, *rng.choice(sizes[:40], 3).tolist(), 63, 129]
+        sizes = [3, 9, 16, *rng.choice(sizes[:40], 2).tolist(), 63, 129]
     for n, transpose_a, transpose_b in itertools.product(sizes, (False, True), (False, True)):
         a, b = normal(rng, n, n), normal(rng, n, n)
         storage = np.full((n + 4, n + 4), np.nan, F)
@@ -207,7 +207,7 @@ def test_h021_odd_numbers_of_partial_sums(kernels: Path, rng: Rng) -> None:
 
 
 def test_h024_more_than_65535_items(path: Path) -> None:
-    for batch in (65537, 131_072) if path.emulated else (65535, 65536, 65537, 100_000, 131_072):
+    for batch in (65537,) if path.emulated else (65535, 65536, 65537, 100_000, 131_072):
         ones = np.ones((batch, 1, 1), F)
         assert path.matmul(ones, ones).sum(dtype=np.float64) == batch
 
@@ -362,7 +362,7 @@ def test_h096_the_precision_asked_for_is_what_runs(path: Path, rng: Rng) -> None
 
 def test_h107_rounding_is_told_from_a_bug_as_k_grows(path: Path, rng: Rng) -> None:
     for k in (1000, 10_000) if path.emulated else (1000, 10_000, 100_000, 1_000_000, 10_000_000):
-        for draw in (rng.random, rng.standard_normal):
+        for draw in (rng.random, rng.standard_normal)[: 1 if k > 10**6 else 2]:
             a, b = draw((1, k), dtype=F), draw((k, 1), dtype=F)
             c = path.matmul(a, b)
             verdict = tilewave.check(a, b, c)

@@ -103,23 +103,21 @@ def test_h063_a_fork_after_import_works_and_one_after_use_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The second half on a GPU is in tests/gpu/test_threads_and_forks_on_gpu.py."""
-    monkeypatch.setattr("tilewave.api.gpu_for_host_operands", lambda: None)
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     child = context.Process(target=_product_in_child, args=(theirs,))
     child.start()
     assert ours.poll(30)
     assert ours.recv()
-    child.join()
+    child.join(30)
     monkeypatch.setattr(ProcessState, "forked", True)
-    from tilewave.runtime.kernels import gpu_state
-
+    a = np.ones((3, 3), F)
     with pytest.raises(DeviceError, match="'spawn' or 'forkserver'"):
-        gpu_state(0)
+        tilewave.matmul(a, a)
 
 
 def test_h066_rows_do_not_depend_on_the_batch(kernels: Path, rng: Rng) -> None:
-    k = 700  # the GPU's test has the case's 3286
+    k = 400  # the GPU's test has the case's 3286
     x = normal(rng, 2, 31, k)
     x[:, ::2] = 50
     for n in (65, 1, 64):
@@ -165,7 +163,7 @@ def test_h070_out_needs_no_clearing(kernels: Path, rng: Rng) -> None:
 def test_h075_few_sms(kernels: Path, rng: Rng, sms: int) -> None:
     """No block waits for one that may not be resident: the emulator runs one block at a time."""
     kernels.with_sms(sms)
-    a, b = normal(rng, 130, 3000), normal(rng, 3000, 70)
+    a, b = normal(rng, 130, 1400), normal(rng, 1400, 70)
     for schedule in ("stream_k", "split_k:5", None):
         assert error_in_bounds(kernels.matmul(a, b, schedule=schedule), a, b) <= 1
         assert kernels.plans[-1].sms == sms
