@@ -72,7 +72,7 @@ def test_both_operands_are_read_once_a_tile(few: int, many: int, mirrored: bool,
 
 @pytest.mark.parametrize("k", [1, 2, 7, 31, 33, 255, 257, 600, 1500])
 def test_every_end_of_k(k: int, rng: Generator) -> None:
-    for stream in rng.permutation(np.array(column_stream.STREAMS, dtype=object))[:5]:
+    for stream in rng.permutation(np.array(column_stream.STREAMS, dtype=object))[:2]:
         m, n = (stream.many + 1, stream.few) if stream.mirrored else (stream.few, stream.many + 1)
         product = make_product(rng, m, n, k, layouts=("wide columns", "wide", "rows"))
         check(product, run(product, stream.instance, split_k(2), count=False, detect_races=True))

@@ -72,7 +72,7 @@ def test_both_operands_are_read_once_a_tile(few: int, short: str, mirrored: bool
 
 @pytest.mark.parametrize("k", [1, 31, 127, 128, 129, 511, 513, 1025])
 def test_every_end_of_k(k: int, rng: Generator) -> None:
-    for stream in rng.permutation(np.array(dot_stream.STREAMS, dtype=object))[:5]:
+    for stream in rng.permutation(np.array(dot_stream.STREAMS, dtype=object))[:2]:
         m, n = (stream.many, stream.few) if stream.mirrored else (stream.few, stream.many)
         layouts = ("wide", "wide columns", "rows") if stream.width == 16 else ("rows", "columns", "rows")
         if k == 1 and stream.width == 16:

@@ -26,8 +26,19 @@ every_instance = pytest.mark.parametrize("instance", elementwise.instances(), id
 
 
 @every_instance
+def test_a_drawn_layout(instance: Instance, rng: Generator) -> None:
+    check_layout(instance, str(rng.choice(LAYOUTS[:6])), rng)
+
+
+@pytest.mark.long
+@every_instance
 @pytest.mark.parametrize("layout", LAYOUTS[:6])
-def test_any_layout(instance: Instance, layout: str, rng: Generator) -> None:
+def test_every_layout(instance: Instance, layout: str, rng: Generator) -> None:
+    for _ in range(5):
+        check_layout(instance, layout, rng)
+
+
+def check_layout(instance: Instance, layout: str, rng: Generator) -> None:
     """A and B hold NaN and are not read; c is where beta is not 0."""
     m, n, batch = SHAPES[instance.name]
     product = make_product(
@@ -59,9 +70,9 @@ def test_without_anything_to_add_zeros_are_written(instance: Instance, rng: Gene
 
 
 @every_instance
-@pytest.mark.parametrize("walkers", [1, 2, 5])
-def test_walkers(instance: Instance, walkers: int, rng: Generator) -> None:
+def test_walkers(instance: Instance, rng: Generator) -> None:
     """A few blocks that take many tiles each, in any order of blocks."""
+    walkers = int(rng.choice([1, 2, 5]))
     m, n, batch = SHAPES[instance.name]
     k = int(rng.choice([0, 5]))
     product = make_product(rng, 2 * m, n, k, batch, alpha=0.0, beta=0.5, preactivation=True)

@@ -29,8 +29,19 @@ def sizes(rng: Generator, instance: Instance) -> tuple[int, int, int, int]:
 
 
 @every_instance
+def test_drawn_layouts(instance: Instance, rng: Generator) -> None:
+    for layout in rng.choice(LAYOUTS, 3, replace=False):
+        check_layout(instance, str(layout), rng)
+
+
+@pytest.mark.long
+@every_instance
 @every_layout
 def test_every_layout(instance: Instance, layout: str, rng: Generator) -> None:
+    check_layout(instance, layout, rng)
+
+
+def check_layout(instance: Instance, layout: str, rng: Generator) -> None:
     m, n, k, items = sizes(rng, instance)
     of_out = layout if layout in LAYOUTS[:6] else "rows"
     product = make_product(
@@ -61,7 +72,7 @@ def epilogues(rng: Generator, instance: Instance, number: int) -> Iterator[Produ
 
 @every_instance
 def test_epilogues(instance: Instance, rng: Generator) -> None:
-    for product in epilogues(rng, instance, 4):
+    for product in epilogues(rng, instance, 2):
         check(product, run(product, instance, count=False))
 
 
@@ -73,13 +84,23 @@ def test_many_more_products(instance: Instance, rng: Generator) -> None:
 
 
 @every_instance
-@pytest.mark.parametrize("walkers", [1, 2, 7])
-def test_walkers(instance: Instance, walkers: int, rng: Generator) -> None:
+def test_walkers(instance: Instance, rng: Generator) -> None:
     """A few blocks that take many tiles each, two of them at a time, in a random order."""
+    check_walkers(instance, int(rng.choice([1, 2, 7])), rng)
+
+
+@pytest.mark.long
+@every_instance
+@pytest.mark.parametrize("walkers", [1, 2, 7])
+def test_every_number_of_walkers(instance: Instance, walkers: int, rng: Generator) -> None:
+    check_walkers(instance, walkers, rng)
+
+
+def check_walkers(instance: Instance, walkers: int, rng: Generator) -> None:
     m, n, k, items = sizes(rng, instance)
-    product = make_product(rng, m, n, k, (3 * items,), misalignment=int(rng.integers(4)))
+    product = make_product(rng, m, n, k, (2 * items,), misalignment=int(rng.integers(4)))
     options = {"resident": 2, "order": int(rng.integers(1 << 30)), "detect_races": True}
-    check(product, run(product, instance, STREAM_K_WALK, sms=walkers, **options))
+    check(product, run(product, instance, STREAM_K_WALK, sms=walkers, count=False, **options))
 
 
 @every_instance

@@ -13,7 +13,13 @@ struct Patch {
 
 template <int BM, int BN, int ITEMS>
 __device__ __forceinline__ Patch patch_of(const GemmArgs& args, Index tile) {
-    TilePlace place = place_of(tile, args.tiles_m, args.tiles_n, args.band);
+    TilePlace place = {0, 0, 0};
+    if (args.tiles_m * args.tiles_n == 1)
+        place.batch = tile;
+    else if (args.tiles_n == 1 && tile < args.tiles_m)
+        place.row = tile;
+    else
+        place = place_of(tile, args.tiles_m, args.tiles_n, args.band);  // divisions that the others are spared
     Patch patch;
     patch.row = place.row * BM;
     patch.column = place.column * BN;
