@@ -68,7 +68,11 @@ def test_nearest_neighbours_are_those_of_a_full_sort(rng: np.random.Generator) -
     points, queries = rng.standard_normal((203, 5), dtype=F), rng.standard_normal((37, 5), dtype=F)
     found = load("nearest_neighbours").nearest(queries, points, 4, block=16)
     distances = ((queries[:, None].astype(float) - points[None]) ** 2).sum(axis=2)
-    np.testing.assert_array_equal(found, distances.argsort(axis=1)[:, :4])
+    # By distance, not by index: two points may be equally near as far as float32 can tell.
+    np.testing.assert_allclose(
+        np.take_along_axis(distances, found, axis=1), np.sort(distances, axis=1)[:, :4], atol=1e-4
+    )
+    assert all(len(set(row)) == 4 for row in found.tolist())
 
 
 def test_principal_components_are_the_singular_vectors(rng: np.random.Generator) -> None:
