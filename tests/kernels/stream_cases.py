@@ -103,7 +103,7 @@ def check_many(rng: Generator, stream: Stream, schedule: Schedule, number: int) 
 
 def check_any_order(rng: Generator, stream: Stream, schedule: Schedule, resident: int) -> None:
     """One block after the other or several by turns in a random order: the same bits, and no race."""
-    (product,) = products(rng, stream, 1, most_tiles=2, most_k=300)
+    (product,) = products(rng, stream, 1, most_tiles=2, most_k=200)
     found = []
     for options in ({}, {"resident": resident, "order": int(rng.integers(1 << 30))}):
         product.out[...] = np.nan
