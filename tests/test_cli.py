@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import tilewave
 from tilewave.cli import app
 from tilewave.lab import command
 from tilewave.lab.records import load_ladder
@@ -199,3 +200,27 @@ def test_picture_shows_the_rungs_and_sizes_asked_for(tmp_path: Path) -> None:
         code, _, err = run("picture", str(path), "--markdown", *arguments)
         assert (code, err.count("\n")) == (2, 1)
         assert said in err
+
+
+def test_explain_is_the_library_s_plan() -> None:
+    arguments = ["explain", "300", "200", "5000", "--device", "H200", "--layouts", "TN", "--batch", "3"]
+    shown = CliRunner().invoke(app, arguments)
+    found = tilewave.plan(300, 200, 5000, device="H200", layouts="TN", batch=3)
+    assert shown.exit_code == 0
+    assert shown.stdout == f"{found}\n\n{tilewave.explain(found)}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["3", "4", "-5", "--device", "H200"], "k is -5; accepted are integers of at least 0"),
+        (["3", "4", "5", "--device", "H20"], "unknown device 'H20'"),
+        (["3", "4", "5", "--device", "H200", "--layouts", "nn"], "accepted are NN, NT, TN, TT"),
+        (["3", "4", "5", "--device", "H200", "--schedule", "splitk"], "schedule must be None"),
+    ],
+)
+def test_explain_says_what_is_wrong_in_a_line(arguments: list[str], words: str) -> None:
+    shown = CliRunner().invoke(app, ["explain", *arguments])
+    assert shown.exit_code == 2
+    assert words in shown.stderr
+    assert shown.stderr.count("\n") == 1

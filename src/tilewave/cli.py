@@ -401,10 +401,37 @@ def plan(
     ] = "stream-k",
     json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
-    """Show which tile and schedule an M x N x K product would get, and what was turned down; needs no GPU."""
+    """Show which of the lab's kernels an M x N x K product would get, and what was turned down; needs no GPU.
+
+    For what `tilewave.matmul` would do see `tilewave explain`.
+    """
     from tilewave.planner.report import plan_command
 
     plan_command(m, n, k, device=device, batch=batch, family=family, as_json=json)
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def explain(
+    m: Annotated[int, typer.Argument(help="Rows of A and C.")],
+    n: Annotated[int, typer.Argument(help="Columns of B and C.")],
+    k: Annotated[int, typer.Argument(help="Columns of A, rows of B.")],
+    device: Annotated[
+        str | None,
+        typer.Option(help="The GPU model (see `tilewave info`); the GPU here by default.", metavar="NAME"),
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Products of this size.", metavar="N")] = 1,
+    layouts: Annotated[
+        str, typer.Option(help="NN, NT, TN or TT: T for a matrix stored transposed.", metavar="LETTERS")
+    ] = "NN",
+    schedule: Annotated[
+        str | None, typer.Option(help="Ask for a schedule, such as split_k:8.", metavar="NAME")
+    ] = None,
+) -> None:
+    """Show how `tilewave.matmul` would compute an M x N x K product, and why; needs no GPU."""
+    import tilewave
+
+    found = tilewave.plan(m, n, k, device=device, batch=batch, layouts=layouts, schedule=schedule)
+    typer.echo(f"{found}\n\n{tilewave.explain(found)}")
 
 
 @app.command()
