@@ -184,6 +184,12 @@ def _host_view(owner: Any, array: NDArray[np.float32], name: str, framework: str
 
 def _view_torch(array: Any, name: str, stream: int | None) -> ArrayView:
     torch = sys.modules["torch"]
+    kind = type(array)
+    if kind is not torch.Tensor and _dispatch(kind) is not _dispatch(torch.Tensor):
+        raise UsageError(
+            f"{name} is a {kind.__name__}, which gives products a meaning of its own (a fake, distributed or "
+            "otherwise wrapped tensor); pass the plain tensor"
+        )
     if array.dtype is not torch.float32:
         raise refuse_dtype(array, name, str(array.dtype).removeprefix("torch."))
     if array.layout is not torch.strided:
@@ -212,6 +218,10 @@ def _view_torch(array: Any, name: str, stream: int | None) -> ArrayView:
         return _host_view(array, host, name, "torch")
     layout = Layout(tuple(array.shape), tuple(array.stride()))
     return _device_view(array, "torch", name, address, layout, array.get_device())
+
+
+def _dispatch(kind: type) -> object:
+    return getattr(kind, "__torch_dispatch__", None)
 
 
 def _view_cupy(array: Any, name: str, stream: int | None) -> ArrayView:
