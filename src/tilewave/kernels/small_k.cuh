@@ -38,11 +38,11 @@ __global__ void __launch_bounds__(256, 2) small_k(const __grid_constant__ GemmAr
         finish_copies();
         __syncthreads();
 
-        // Columns and rows beyond the tile read its last one; their sums are not stored.
+        // Columns and rows that the tile does not have read whatever lies there; their sums are not stored.
         float4 of_b[DEPTH / 4][COLUMNS];
 #pragma unroll
         for (int j = 0; j < COLUMNS; ++j) {
-            const float* line = b_lines + min(lane + j * LANES, patch.columns - 1) * PITCH;
+            const float* line = b_lines + (lane + j * LANES) * PITCH;
 #pragma unroll
             for (int k = 0; k < DEPTH; k += 4)
                 if (k < depth) of_b[k / 4][j] = *reinterpret_cast<const float4*>(line + k);
@@ -55,8 +55,7 @@ __global__ void __launch_bounds__(256, 2) small_k(const __grid_constant__ GemmAr
                 if (k >= depth) break;
 #pragma unroll
                 for (int i = 0; i < ROWS; ++i) {
-                    const int line = min(row + i * GROUPS, patch.rows - 1);
-                    const float4 of_a = *reinterpret_cast<const float4*>(a_lines + line * PITCH + k);
+                    const float4 of_a = *reinterpret_cast<const float4*>(a_lines + (row + i * GROUPS) * PITCH + k);
 #pragma unroll
                     for (int j = 0; j < COLUMNS; ++j) {
                         sum[i][j] = __fmaf_rn(of_a.x, of_b[k / 4][j].x, sum[i][j]);

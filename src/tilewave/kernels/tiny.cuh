@@ -57,18 +57,14 @@ __global__ void __launch_bounds__(ITEMS*(BM / TM) * (BN / TN)) tiny(const __grid
         const int row = Divisor(column_threads).quotient(within), column = within - row * column_threads;
         float sum[TM][TN] = {};
         if (item < patch.items) {
-            // Rows and columns beyond the patch read its last one; their sums are not stored.
+            // Rows and columns that the patch does not have read whatever lies there; their sums are not stored.
             const float *a_at[TM], *b_at[TN];
+            const float* const a_item = shared + ((one_a ? 0 : item * patch.rows) + row) * PITCH;
+            const float* const b_item = b_lines + ((one_b ? 0 : item * patch.columns) + column) * PITCH;
 #pragma unroll
-            for (int i = 0; i < TM; ++i) {
-                const int r = min(row + i * row_threads, patch.rows - 1);
-                a_at[i] = shared + ((one_a ? 0 : item * patch.rows) + r) * PITCH;
-            }
+            for (int i = 0; i < TM; ++i) a_at[i] = a_item + i * row_threads * PITCH;
 #pragma unroll
-            for (int j = 0; j < TN; ++j) {
-                const int c = min(column + j * column_threads, patch.columns - 1);
-                b_at[j] = b_lines + ((one_b ? 0 : item * patch.columns) + c) * PITCH;
-            }
+            for (int j = 0; j < TN; ++j) b_at[j] = b_item + j * column_threads * PITCH;
 #pragma unroll 2
             for (int k = 0; k < depth; k += 4) {
                 float4 of_a[TM], of_b[TN];
