@@ -127,6 +127,11 @@ MISTAKES: list[tuple[Callable[[], Any], type[TilewaveError], str]] = [
     ),
     (lambda: tilewave.matmul(A, B, precision="tf32"), TilewaveError, "not built yet"),
     (lambda: tilewave.gemm(A, B, beta=1), UsageError, "there is no c"),
+    (
+        lambda: tilewave.gemm(A, B, bias=B[0], bias_axis=[-1]),
+        UsageError,
+        "accepted are -1, the result's last axis",
+    ),
     (lambda: tilewave.gemm(A, B, workspace=-1), UsageError, "^workspace is -1; accepted"),
     (lambda: tilewave.gemm(A, B, workspace=True), UsageError, "^workspace is True; accepted"),
     (

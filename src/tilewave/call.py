@@ -20,6 +20,7 @@ from tilewave.semantics import (
     Strides,
     addend_strides,
     bias_strides,
+    check_bias_axis,
     out_strides,
     product_of,
     share_memory,
@@ -109,6 +110,7 @@ def collect(
         raise UsageError(f"beta is {beta}, but there is no c to scale by it; pass c, or leave beta at 0")
     if bias is None and bias_axis != -1:
         raise UsageError(f"bias_axis is {bias_axis!r}, but there is no bias")
+    check_bias_axis(bias_axis)  # before anything is kept by it
 
     given = {"a": a, "b": b, "c": c, "bias": bias, "out": out}
     given = {name: array for name, array in given.items() if array is not None or name in "ab"}

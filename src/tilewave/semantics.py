@@ -122,6 +122,12 @@ def addend_strides(product: Product, c: Layout) -> Strides:
     return product.along_result(_broadcast(c.shape, c.strides, shape))
 
 
+def check_bias_axis(axis: object) -> None:
+    """Raise ``UsageError`` for anything but -1 and -2."""
+    if axis not in (-1, -2):
+        raise UsageError(f"bias_axis is {axis!r}; accepted are -1, the result's last axis, and -2")
+
+
 def bias_strides(product: Product, bias: Layout, axis: int) -> Strides:
     """Strides along (*batch, m, n) of a bias that lies along ``axis`` of the result, -1 or -2.
 
@@ -129,8 +135,7 @@ def bias_strides(product: Product, bias: Layout, axis: int) -> Strides:
     """
     shape = product.result_shape
     matrix_axes = len(shape) - len(product.batch)
-    if axis not in (-1, -2):
-        raise UsageError(f"bias_axis is {axis!r}; accepted are -1, the result's last axis, and -2")
+    check_bias_axis(axis)
     if -axis > matrix_axes:
         raise UsageError(
             f"bias_axis is {axis}, but the result of shape {shape} has {matrix_axes} axes besides its batch's"
