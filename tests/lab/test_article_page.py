@@ -239,7 +239,7 @@ def test_what_the_text_says_of_speeds_is_so(results: Any) -> None:
     }
     assert 0.98 < maps["best-8x8"] < 1.02 < 1 / maps["own-16x8"]
     assert 1.0 < maps["best-16x8"] < 1 / maps["own-16x8"]
-    # The places of late tiles at 2049: in pairs in rung 17, alone in rungs 08 and 10, which are slow all the same.
+    # Late tiles at 2049: in pairs in rung 17, alone in rungs 08 and 10, which are slow all the same.
     ragged = json.loads((RESULTS / "ragged_h200.json").read_text())
     places = {case: rows for case, rows in ragged["placements"].items() if case != "wide"}
     for rows in places.values():
