@@ -1,0 +1,292 @@
+"""The register-file pass on an H200: the same bits as the compiler's kernels, and how much faster.
+
+    PYTHONPATH=src timeout 400 python3 benchmarks/reemitted.py --out reemitted.json --budget 300
+        [--only TEXT ...] [--sizes 2048 4096 8192] [--rounds 7] [--no-timing]
+
+Every instance of the family `large_tile` is compiled here and put through the pass. Compiler's cubin and
+re-emitted one compute the same products (random, all-positive, small-integer, with NaN and infinities;
+ragged sizes, padded rows, every kind of schedule): all bits of the outputs must agree, before the timing and
+after. Then both and cuBLAS (through PyTorch, operands in the same layout) take turns at square sizes. A later
+call with the same file goes on where this one ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stream_rates import layout_of
+from suite import TorchStopwatch
+from tilewave.bench.environment import Environment
+from tilewave.bench.timing import Contender, interleave
+from tilewave.compiler import compiler_version
+from tilewave.compiler.sass import reemit
+from tilewave.device import query_device
+from tilewave.device.driver import bindings
+from tilewave.errors import UsageError
+from tilewave.kernels.arguments import GEMM_ARGS_BYTES, Pointers, pack_arguments
+from tilewave.kernels.build import compile_instance
+from tilewave.kernels.families import FAMILIES, large_tile
+from tilewave.kernels.instances import Contiguous, Instance
+from tilewave.planner.gemm import GemmPlan, GemmPlanner
+from tilewave.planner.schedules import DATA_PARALLEL, STREAM_K_WALK, Schedule, split_k
+from tilewave.problem import GemmProblem
+from tilewave.runtime import driver
+from tilewave.runtime.driver import Device
+
+ARCH = "sm_90a"
+SCHEDULES = (DATA_PARALLEL, split_k(3), STREAM_K_WALK)
+KINDS = ("normal", "positive", "integers", "special")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """An instance with the compiler's cubin and the re-emitted one, or the reason why there is none."""
+
+    name: str
+    symbol: str
+    cubin: bytes
+    reemitted: bytes | None
+    reason: str | None
+    report: str
+    seconds: float
+
+
+def made(name: str) -> Pair:
+    """Compile an instance and put it through the pass."""
+    instance = by_name()[name]
+    program, kernel = compile_instance(instance, ARCH)
+    start = time.monotonic()
+    outcome = reemit(program, kernel.symbol)
+    seconds = time.monotonic() - start
+    return Pair(
+        name, kernel.symbol, program.cubin, outcome.cubin, outcome.reason, str(outcome.report), seconds
+    )
+
+
+def by_name() -> dict[str, Instance]:
+    return {instance.name: instance for instance in large_tile.instances()}
+
+
+class Kernel:
+    """A kernel of a cubin, loaded, with workspace of its own."""
+
+    def __init__(self, image: bytes, symbol: str, instance: Instance) -> None:
+        library = driver._call("cuLibraryLoadData", image, [], [], 0, [], [], 0)
+        kernel = driver._call("cuLibraryGetKernel", library, symbol.encode())
+        self._kernel = bindings().CUfunction(int(kernel))
+        self._instance = instance
+        self._keep: list[Any] = [library]
+
+    def call(self, plan: GemmPlan, a: Any, b: Any, out: Any) -> Any:
+        """What submits the plan once."""
+        partials = torch.empty(max(4, plan.partial_bytes // 4), device="cuda")
+        tickets = torch.zeros(max(1, plan.ticket_bytes // 4), dtype=torch.int32, device="cuda")
+        pointers = Pointers(
+            a.data_ptr(),
+            b.data_ptr(),
+            out.data_ptr(),
+            partials=partials.data_ptr() if plan.partial_bytes else 0,
+            tickets=tickets.data_ptr() if plan.ticket_bytes else 0,
+        )
+        packed = pack_arguments(plan.problem, plan.cut, plan.raster, pointers, depth=self._instance.bk)
+        block = ctypes.create_string_buffer(packed, GEMM_ARGS_BYTES)
+        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(block))
+        stream = torch.cuda.current_stream().cuda_stream
+        threads, shared = self._instance.threads, self._instance.shared_bytes
+
+        def submit(keep: Any = (partials, tickets, block, parameters)) -> None:
+            address = ctypes.addressof(keep[3])
+            driver._call(
+                "cuLaunchKernel", self._kernel, plan.blocks, 1, 1, threads, 1, 1, shared, stream, address, 0
+            )
+
+        return submit
+
+
+def draw(kind: str, rows: int, columns: int, by_columns: bool, padding: int) -> Any:
+    """A matrix of the kind, its rows (or columns) lying `padding` elements apart from one another."""
+    shape = (columns, rows + padding) if by_columns else (rows, columns + padding)
+    if kind == "integers":
+        values = torch.randint(-8, 9, shape, device="cuda").float()
+    else:
+        values = torch.randn(shape, device="cuda")
+    if kind == "positive":
+        values = values.abs()
+    if kind == "special":
+        specials = [float("inf"), float("-inf"), float("nan"), 3e38, -1e-42, -0.0]
+        where = torch.randint(0, values.numel(), (60,), device="cuda")
+        picked = torch.randint(0, len(specials), (60,), device="cuda")
+        values.view(-1)[where] = torch.tensor(specials, device="cuda")[picked]
+    values = values[:, : shape[1] - padding]
+    return values.t() if by_columns else values
+
+
+def operands(instance: Instance, kind: str, m: int, n: int, k: int, padding: int = 0) -> tuple[Any, Any]:
+    assert instance.a is not None
+    assert instance.b is not None
+    a = draw(kind, m, k, instance.a.contiguous is Contiguous.OTHER, padding)
+    b = draw(kind, k, n, instance.b.contiguous is Contiguous.K, padding)
+    return a, b
+
+
+def best_plan(planner: GemmPlanner, problem: GemmProblem, instance: Instance) -> GemmPlan:
+    """The instance under the schedule that the planner likes best."""
+    plans = [
+        plan for s in (DATA_PARALLEL, STREAM_K_WALK) if (plan := plan_or_none(planner, problem, instance, s))
+    ]
+    return min(plans, key=lambda plan: plan.estimate.total)
+
+
+def plan_or_none(
+    planner: GemmPlanner, problem: GemmProblem, instance: Instance, schedule: Schedule
+) -> GemmPlan | None:
+    try:
+        return planner.plan_with(problem, instance, schedule)
+    except UsageError:
+        return None
+
+
+def same_bits(planner: GemmPlanner, instance: Instance, kernels: dict[str, Kernel]) -> dict[str, Any]:
+    """How many products were compared, and what differed."""
+    compared, wrong = 0, []
+    for kind in KINDS:
+        for _ in range(2):
+            m, n, k = (int(torch.randint(low, high, ())) for low, high in ((257, 900), (257, 900), (1, 700)))
+            padding = int(torch.randint(0, 5, ()))
+            if instance.a is not None and instance.a.width == 16:
+                m, n, k, padding = m // 4 * 4, n // 4 * 4, -(-k // 4) * 4, 4 * padding
+            a, b = operands(instance, kind, m, n, k, padding)
+            for schedule in SCHEDULES:
+                # The kernels see the problem as it stands: the instance is given, so nothing is transposed.
+                out = torch.full((m, n), float("nan"), device="cuda")
+                problem = raw_problem(a, b, out)
+                plan = plan_or_none(planner, problem, instance, schedule)
+                if plan is None:
+                    continue
+                results = []
+                for kernel in kernels.values():
+                    out.fill_(float("nan"))
+                    kernel.call(plan, a, b, out)()
+                    torch.cuda.synchronize()
+                    results.append(out.clone().view(torch.int32))
+                compared += 1
+                where = f"{kind} {m}x{n}x{k} {schedule}"
+                if not torch.equal(*results):
+                    wrong.append(where)
+                if kind in ("normal", "positive"):
+                    exact = a.double() @ b.double()
+                    limit = (a.double().abs() @ b.double().abs()) * (k + 8) * 2.0**-24
+                    if not bool(((out.double() - exact).abs() <= limit).all()):
+                        wrong.append(f"{where}: off by more than the bound")
+    return {"compared": compared, "wrong": wrong}
+
+
+def raw_problem(a: Any, b: Any, out: Any) -> GemmProblem:
+    """The problem in the layout that it has, not transposed."""
+    (m, k), n = a.shape, b.shape[1]
+    return GemmProblem(m, n, k, (), layout_of(a), layout_of(b), layout_of(out))
+
+
+def timed(
+    planner: GemmPlanner, instance: Instance, kernels: dict[str, Kernel], size: int, rounds: int
+) -> dict[str, Any]:
+    """Medians of compiler's kernel, re-emitted one and cuBLAS in turn."""
+    a, b = operands(instance, "normal", size, size, size)
+    out = torch.empty((size, size), device="cuda")
+    plan = best_plan(planner, raw_problem(a, b, out), instance)
+    contenders = [Contender(name, kernel.call(plan, a, b, out)) for name, kernel in kernels.items()]
+    contenders.append(Contender("cuBLAS", lambda: torch.matmul(a, b, out=out)))
+    timings = interleave(contenders, TorchStopwatch(1), rounds=rounds)
+    flops = 2.0 * size**3
+    row: dict[str, Any] = {name: round(timing.tflops(flops), 2) for name, timing in timings.items()}
+    row["schedule"] = str(plan.schedule)
+    for name in kernels:
+        row[f"{name}/cuBLAS"] = round(timings[name].speed_over(timings["cuBLAS"]), 4)
+    results = []
+    for contender in contenders[:-1]:
+        out.fill_(float("nan"))
+        contender.work()
+        torch.cuda.synchronize()
+        results.append(out.clone().view(torch.int32))
+    row["same bits"] = all(torch.equal(results[0], other) for other in results[1:])
+    return row
+
+
+def measure(pair: Pair, planner: GemmPlanner, options: argparse.Namespace) -> dict[str, Any]:
+    instance = by_name()[pair.name]
+    row: dict[str, Any] = {"reason": pair.reason, "report": pair.report, "seconds": round(pair.seconds, 2)}
+    kernels = {"compiler": Kernel(pair.cubin, pair.symbol, instance)}
+    if pair.reemitted is None:
+        return row
+    kernels["reemitted"] = Kernel(pair.reemitted, pair.symbol, instance)
+    row |= same_bits(planner, instance, kernels)
+    if options.timing and not row["wrong"]:
+        row["rates"] = {
+            size: timed(planner, instance, kernels, size, options.rounds) for size in options.sizes
+        }
+    return row
+
+
+def line(name: str, row: dict[str, Any]) -> str:
+    if row["reason"]:
+        return f"{name:28} {row['reason']}"
+    bits = f"{row['compared']} same" if not row["wrong"] else f"{len(row['wrong'])} WRONG"
+    rates = "  ".join(
+        f"{size}: {r['compiler']:.1f} -> {r['reemitted']:.1f} x{r['reemitted/cuBLAS']:.3f}"
+        + ("" if r["same bits"] else " BITS DIFFER")
+        for size, r in row.get("rates", {}).items()
+    )
+    return f"{name:28} {bits}  {rates}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--budget", type=float, default=300.0, help="seconds")
+    parser.add_argument("--only", nargs="*", help="parts of names of instances")
+    parser.add_argument("--sizes", nargs="*", type=int, default=[2048, 4096, 8192])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--no-timing", dest="timing", action="store_false")
+    parser.add_argument("--jobs", type=int, default=8)
+    options = parser.parse_args()
+    started = time.monotonic()
+    names = [n for n in by_name() if not options.only or any(part in n for part in options.only)]
+    record: dict[str, Any] = {"instances": {}}
+    if options.out.exists():
+        record = json.loads(options.out.read_text(encoding="utf-8"))
+    with ProcessPoolExecutor(options.jobs) as pool:  # before CUDA is initialised, as it forks
+        pairs = list(pool.map(made, [name for name in names if name not in record["instances"]]))
+    print(f"{len(pairs)} kernels after {time.monotonic() - started:.0f} s", flush=True)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.set_grad_enabled(False)
+    torch.zeros(1, device="cuda")
+    planner = GemmPlanner(query_device(), FAMILIES)
+    record["command"] = "python3 benchmarks/reemitted.py --out FILE --budget SECONDS"
+    record["environment"] = Environment.capture(device=Device(), compiler=compiler_version()).to_json()
+    for pair in pairs:
+        if time.monotonic() - started > options.budget:
+            print("budget spent")
+            break
+        print(f"{pair.name} ...", flush=True)
+        record["instances"][pair.name] = row = measure(pair, planner, options)
+        print(line(pair.name, row), flush=True)
+        torch.cuda.empty_cache()
+        options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print("\nTFLOP/s of the compiler's loop -> the re-emitted one, and its ratio to cuBLAS")
+    for name, row in record["instances"].items():
+        print(line(name, row))
+    sys.exit(any(row.get("wrong") for row in record["instances"].values()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""Control flow of a kernel's machine code: successors, loops, and which cells are live where.
+
+Flow is that of one thread. A call goes to its target, and a return to behind every call: more ways than there
+are, so more is live than need be, never less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewave.emulator.sass import Instruction
+from tilewave.emulator.sass.instruction import Cell
+from tilewave.emulator.sass.operands import Immediate, Predicate, Register, Target
+
+_BYTES = 16
+_CALLS = frozenset({"CALL.REL"})
+_RETURNS = frozenset({"RET.REL"})
+_JUMPS = frozenset({"BRA"}) | _CALLS
+
+
+def target_of(instruction: Instruction) -> int | None:
+    """The index of the instruction that a branch or call goes to; None for anything else."""
+    if instruction.opcode not in _JUMPS:
+        return None
+    return next(o.address for o in instruction.operands if isinstance(o, Target)) // _BYTES
+
+
+def is_conditional(instruction: Instruction) -> bool:
+    """Whether a control instruction may be passed over: by its guard, its predicate operand or its kind."""
+    if not instruction.guard.is_true or instruction.has("DIV") or instruction.has("CONV"):
+        return True
+    return any(isinstance(o, Predicate) and not o.is_true for o in instruction.operands)
+
+
+def successors(code: Sequence[Instruction]) -> list[tuple[int, ...]]:
+    """The indices of the instructions that may come next, for every instruction."""
+    behind_calls = tuple(i + 1 for i, one in enumerate(code) if one.opcode in _CALLS)
+    found: list[tuple[int, ...]] = []
+    for i, one in enumerate(code):
+        after: tuple[int, ...] = (i + 1,)
+        target = target_of(one)
+        if target is not None:
+            after = (target, i + 1) if is_conditional(one) else (target,)
+        elif one.opcode in _RETURNS:
+            after = behind_calls + ((i + 1,) if is_conditional(one) else ())
+        elif one.opcode == "EXIT":
+            after = (i + 1,) if is_conditional(one) else ()
+        found.append(tuple(index for index in dict.fromkeys(after) if index < len(code)))
+    return found
+
+
+def live_before(code: Sequence[Instruction]) -> list[frozenset[Cell]]:
+    """The cells whose value may still be read, before every instruction.
+
+    A guarded write does not end a value's life. Where it can be told that a called routine returns to behind
+    the call, each call is followed by itself; else a return leads behind every call.
+    """
+    nodes, after = _with_calls_unfolded(code)
+    reads = [frozenset(one.reads) for one in code]
+    kills = [frozenset(one.writes) if one.guard.is_true else frozenset() for one in code]
+    live: list[frozenset[Cell]] = [frozenset()] * len(nodes)
+    changed = True
+    while changed:
+        changed = False
+        for node in range(len(nodes) - 1, -1, -1):
+            i = nodes[node]
+            out = frozenset[Cell]().union(*(live[j] for j in after[node]))
+            new = reads[i] | (out - kills[i])
+            if new != live[node]:
+                live[node] = new
+                changed = True
+    found = live[: len(code)]
+    for node in range(len(code), len(nodes)):
+        found[nodes[node]] |= live[node]
+    return found
+
+
+def _with_calls_unfolded(code: Sequence[Instruction]) -> tuple[list[int], list[tuple[int, ...]]]:
+    """A flow graph in which every call has a copy of the routine: instruction and successors of each node.
+
+    The first nodes are the code itself.
+    """
+    plain = successors(code)
+    nodes, after = list(range(len(code))), list(plain)
+    calls = [i for i, one in enumerate(code) if one.opcode in _CALLS]
+    bodies = {}
+    for i in calls:
+        body = _routine(code, plain, plain[i][0])
+        if is_conditional(code[i]) or body is None or not _returns_behind(code, i, body):
+            return list(range(len(code))), plain
+        bodies[i] = body
+    for i, body in bodies.items():
+        copy_of = {index: len(nodes) + position for position, index in enumerate(body)}
+        nodes += body
+        for index in body:
+            if code[index].opcode in _RETURNS:
+                after.append((i + 1,))
+            else:
+                after.append(tuple(copy_of[j] for j in plain[index]))
+        after[i] = (copy_of[plain[i][0]],)
+    for body in bodies.values():
+        for index in body:
+            after[index] = ()
+    return nodes, after
+
+
+def _routine(code: Sequence[Instruction], plain: Sequence[tuple[int, ...]], entry: int) -> list[int] | None:
+    """The instructions of the routine that begins at `entry`; None unless it calls nothing, is entered there
+    only and ends in returns."""
+    body = {entry}
+    frontier = [entry]
+    while frontier:
+        i = frontier.pop()
+        if code[i].opcode in _CALLS or code[i].opcode == "EXIT":
+            return None
+        if code[i].opcode in _RETURNS:
+            if is_conditional(code[i]):
+                return None
+            continue
+        new = set(plain[i]) - body
+        body |= new
+        frontier += new
+    entered = any(
+        j in body and code[i].opcode not in _CALLS
+        for i, following in enumerate(plain)
+        if i not in body and code[i].opcode not in _RETURNS
+        for j in following
+    )
+    return None if entered else sorted(body)
+
+
+def _returns_behind(code: Sequence[Instruction], call: int, body: Sequence[int]) -> bool:
+    """Whether the routine's returns use a register that holds the address behind the call, and keep it."""
+    held: set[int] = set()
+    for i in range(call - 1, -1, -1):
+        one = code[i]
+        if one.opcode in _JUMPS | _RETURNS or one.opcode in ("EXIT", "BSYNC"):
+            break
+        value = one.operands[1] if one.opcode == "MOV" else None
+        target = one.operands[0]
+        address = isinstance(value, Immediate) and value.value == (call + 1) * _BYTES
+        if address and one.guard.is_true and isinstance(target, Register):
+            behind = {cell for later in code[i + 1 : call] for cell in later.writes}
+            if ("R", target.index) not in behind:
+                held.add(target.index)
+    returns = {
+        o.index
+        for i in body
+        if code[i].opcode in _RETURNS
+        for o in code[i].operands
+        if isinstance(o, Register)
+    }
+    written = {index for i in body for kind, index in code[i].writes if kind == "R"}
+    return bool(returns) and returns <= held - written
+
+
+def innermost_loops(code: Sequence[Instruction]) -> list[tuple[int, int]]:
+    """First and last index of every loop that holds no other: from a branch's target back to the branch."""
+    loops = [
+        (target, last)
+        for last, one in enumerate(code)
+        if one.opcode == "BRA" and (target := target_of(one)) is not None and target <= last
+    ]
+    return [
+        (first, last)
+        for first, last in loops
+        if not any(first <= a and b <= last and (a, b) != (first, last) for a, b in loops)
+    ]
+
+
+def steady_loop(code: Sequence[Instruction], multiply_adds: int) -> tuple[int, int] | str:
+    """First and last index of the one innermost loop with so many FFMAs, or why there is none.
+
+    It is one basic block: nothing branches into it or out of it but its last instruction, which branches to
+    its first.
+    """
+    found = [
+        (first, last)
+        for first, last in innermost_loops(code)
+        if sum(one.opcode == "FFMA" for one in code[first:last]) == multiply_adds
+    ]
+    if len(found) != 1:
+        return f"{len(found)} innermost loops hold {multiply_adds} multiply-adds, not one"
+    first, last = found[0]
+    into = [
+        i
+        for i, one in enumerate(code)
+        if (target := target_of(one)) is not None and first <= target <= last and i != last
+    ]
+    control = {"BRA", "EXIT", "BSSY", "BSYNC", "BREAK", "WARPSYNC", "CALL.REL", "RET.REL", "YIELD"}
+    inside = [one.text for one in code[first:last] if one.opcode in control]
+    if into or inside:
+        return f"the steady loop is not one basic block: {', '.join(inside) or 'it is entered by a branch'}"
+    if first == 0 or successors(code)[first - 1] != (first,):
+        return "the steady loop is not entered from the instruction before it"
+    return first, last
