@@ -14,7 +14,7 @@
 namespace tilewave {
 
 constexpr int COLUMN_THREADS = 256;
-constexpr int COLUMN_AHEAD = 6;
+constexpr int COLUMN_AHEAD = 10;  // 36 KB on their way: a block saturates its SM's share of the memory
 
 // Floats from one k of a slab of the short operand to the next: a multiple of 4 for wide reads, and staggered over the
 // banks.
@@ -104,13 +104,13 @@ __global__ void __launch_bounds__(COLUMN_THREADS, 2) column_stream(const __grid_
     constexpr int SLAB = column_slab<FEW>(GROUPS), PITCH = column_pitch<FEW>(), TURNS = SLAB / GROUPS;
     // Few rows at a time go through shared memory when the warps' sums are added.
     constexpr int ROUND = FEW < 4 ? FEW : 4;
-    constexpr int RING_FLOATS = AHEAD * THREADS * WIDTH, WALK_FLOATS = RING_FLOATS + 2 * SLAB * PITCH;
-    constexpr int SUM_FLOATS = OUTPUTS + (WARPS * ROUND * MANY > THREADS ? WARPS * ROUND * MANY : THREADS);
+    // Shared memory holds the ring and two slabs, later the outputs and the warps' sums (or what combine() needs). The
+    // host asks for the larger: `_shared_bytes` of families/column_stream.py.
+    constexpr int RING_FLOATS = AHEAD * THREADS * WIDTH;
     static_assert(LANES <= 32 && 32 % LANES == 0, "a warp holds whole groups");
-    __shared__ float4 shared_vectors[(WALK_FLOATS > SUM_FLOATS ? WALK_FLOATS : SUM_FLOATS) / 4];
+    extern __shared__ __align__(128) float shared[];
     __shared__ Task<FEW, MANY, MIRRORED> task;
     __shared__ int flag;
-    float* const shared = reinterpret_cast<float*>(shared_vectors);
     float* const slabs = shared + RING_FLOATS;
     const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES, warp = threadIdx.x / 32;
     for (bool first = true; task.next(args, first); first = false) {

@@ -15,9 +15,21 @@ LEAST_K = 32
 """Below, most of a block's groups would have nothing to do."""
 
 _THREADS = 256
+_AHEAD = 10  # k of a thread's ring, COLUMN_AHEAD of the template
 # Neighbouring threads along the long axis, by width in bytes: two threads that read 16 bytes suit N of 8.
 _LANES = {16: (2, 8, 32), 4: (8, 32)}
 _FEW = {(16, 32): (1, 4, 8, 16), (16, 8): (4, 8, 16), (16, 2): (4,), (4, 32): (4, 16), (4, 8): (4,)}
+
+
+def _shared_bytes(few: int, lanes: int, each: int) -> int:
+    """Shared memory of a block: a ring and two slabs of K, later outputs and warps' sums in their place."""
+    groups, pitch, turns = _THREADS // lanes, few if few <= 4 else few + 4, 32
+    while turns > 4 and turns * groups * pitch > 2560:
+        turns //= 2
+    walking = _AHEAD * _THREADS * each + 2 * turns * groups * pitch
+    many = lanes * each
+    summing = few * many + max(_THREADS // 32 * min(few, 4) * many, _THREADS)
+    return 4 * max(walking, summing)
 
 
 def _stream(few: int, lanes: int, width: int, mirrored: bool) -> Stream:
@@ -40,7 +52,7 @@ def _stream(few: int, lanes: int, width: int, mirrored: bool) -> Stream:
         tm=thread[0],
         tn=thread[1],
         threads=_THREADS,
-        shared_bytes=0,
+        shared_bytes=_shared_bytes(few, lanes, each),
         a=a,
         b=b,
         reason=f"up to {few} {side}; long side in steps of {many}, by {width} bytes",
