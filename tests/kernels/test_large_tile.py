@@ -138,7 +138,7 @@ def check_loop(instance: Instance, arch: str = "sm_90") -> None:
     guarded = [one.text for one in steady[:-1] if not one.guard.is_true]
     assert all(text == "@!PT LDS RZ, [RZ]" for text in guarded)
     assert sum(one.opcode == "LDS" and one.guard.is_true for one in steady) == 6 * 8
-    assert len(steady) <= 1.12 * STEADY_FMAS
+    assert len(steady) <= 1.16 * STEADY_FMAS
 
 
 def fmas_of(code: list[Any]) -> int:
@@ -221,11 +221,11 @@ def test_architectures_take_the_tiles(arch: str, rng: Generator) -> None:
 def test_matching(rng: Generator) -> None:
     """The tiles that fit, in the layout of the problem; strided operands are read along K."""
     for _ in range(40):
-        m, n, k = (int(size) for size in rng.integers((100, 100, 1), (300, 300, 40)))
+        m, n, k = (int(size) for size in rng.integers((50, 50, 1), (300, 300, 40)))
         of_a, of_b = (str(name) for name in rng.choice(LAYOUTS, 2))
         product = make_product(rng, m, n, k, layouts=(of_a, of_b, "rows"), misalignment=int(rng.integers(4)))
         found = large_tile.matching(product.problem)
-        sizes = {(128, 256), (256, 128), (128, 128)}
+        sizes = {(one.bm, one.bn) for one in INSTANCES}
         assert {(one.bm, one.bn) for one in found} == {(bm, bn) for bm, bn in sizes if m >= bm and n >= bn}
         assert all(large_tile.refuses(instance, product.problem) is None for instance in found)
 

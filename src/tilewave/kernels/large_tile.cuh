@@ -1,4 +1,5 @@
-// Large tiles, for products that fill the GPU with them: 16 x 8 outputs a thread, slices eight deep, two stages.
+// Tiles of warps of 64 x 64 outputs, for products that fill the GPU with them: 16 x 8 outputs a thread, slices eight
+// deep, two stages.
 //
 // The steady loop is written for the register-file pass and for ptxas alike: it is one basic block without predicates.
 // Everything irregular stands outside of it:
@@ -18,7 +19,18 @@
 
 namespace tilewave {
 
-constexpr int LARGE_STAGE_BYTES = 16384;  // from one stage to the other
+// From one stage to the other: a power of two that holds a slice behind the kilobyte that the system may keep.
+constexpr __host__ __device__ int large_stage_bytes(int slice_bytes) {
+    int bytes = 1024;
+    while (bytes < 1024 + slice_bytes) bytes *= 2;
+    return bytes;
+}
+
+// Steps a pointer. Written out, because the compiler would make every step of a chain a product of its own.
+__device__ __forceinline__ const char* step_by(const char* pointer, Index bytes) {
+    asm("add.s64 %0, %0, %1;" : "+l"(pointer) : "l"(bytes));
+    return pointer;
+}
 
 // Where a thread's outputs begin in its tile. Lanes are placed so that each shares A's address with lane ^ 2 and B's
 // with lane ^ 1: then half a warp's loads of 16 bytes are served at once.
@@ -59,7 +71,8 @@ struct LargeOperand {
     static constexpr int IN_LINE = ALONG_K ? 1 : X / VECTOR / PER_LINE;  // vectors a thread and line
     static_assert(LINES * LINE_STEP == (ALONG_K ? X : BK), "threads share the lines evenly");
 
-    const char* source[LINES];
+    const char* source;  // of the thread's first line
+    Index line_bytes;    // from one of its lines to the next
     float registers[BY_REGISTERS ? LINES * VECTOR : 1];
     unsigned target;
     int k;  // depth of the thread's first element
@@ -70,10 +83,8 @@ struct LargeOperand {
         const int along = tid % PER_LINE * VECTOR, line = tid / PER_LINE;
         k = ALONG_K ? along : line;
         const int x = ALONG_K ? line : along;
-        const char* first = reinterpret_cast<const char*>(data + (x0 + x) * x_stride + (k0 + k) * k_stride);
-        const Index line_bytes = 4 * LINE_STEP * (ALONG_K ? x_stride : k_stride);
-#pragma unroll
-        for (int i = 0; i < LINES; ++i) source[i] = first + i * line_bytes;
+        source = reinterpret_cast<const char*>(data + (x0 + x) * x_stride + (k0 + k) * k_stride);
+        line_bytes = 4 * LINE_STEP * (ALONG_K ? x_stride : k_stride);
         target = stage + 4 * (k * PITCH + x);
     }
 
@@ -82,29 +93,28 @@ struct LargeOperand {
     __device__ __forceinline__ void load(int depth) {
         if (CHECKED && BY_REGISTERS)  // so that no older value is kept for the threads that load nothing
             for (float& value : registers) value = 0.0f;
+        const char* from = source;
 #pragma unroll
         for (int i = 0; i < LINES; ++i) {
+            if (i > 0) from = step_by(from, line_bytes);
             if (CHECKED && k + (ALONG_K ? 0 : i * LINE_STEP) >= depth) continue;
             if constexpr (BY_REGISTERS) {
                 asm volatile("ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4];"
                              : "=f"(registers[4 * i]), "=f"(registers[4 * i + 1]), "=f"(registers[4 * i + 2]),
                                "=f"(registers[4 * i + 3])
-                             : "l"(source[i]));
+                             : "l"(from));
             } else {
 #pragma unroll
                 for (int v = 0; v < IN_LINE; ++v) {
                     const int along = v * PER_LINE * VECTOR;
                     const int place = ALONG_K ? i * LINE_STEP : i * LINE_STEP * PITCH + along;
-                    copy_async<WIDTH>(target + 4 * place, source[i] + 4 * along);
+                    copy_async<WIDTH>(target + 4 * place, from + 4 * along);
                 }
             }
         }
     }
 
-    __device__ __forceinline__ void step(Index bytes) {
-#pragma unroll
-        for (int i = 0; i < LINES; ++i) source[i] += bytes;
-    }
+    __device__ __forceinline__ void step(Index bytes) { source += bytes; }
 
     // Stores what load() brought to registers.
     __device__ __forceinline__ void store() {
@@ -135,10 +145,10 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32, MIN_BLOCKS) large_tile(
     using B = LargeOperand<BN, BK, THREADS, B_ALONG_K, B_WIDTH>;
     // Dynamic shared memory, all that there is, begins at address 0, or at 1024 where the system keeps the first
     // kilobyte. The task lies behind the stages.
-    static_assert(1024 + A::BYTES + B::BYTES <= LARGE_STAGE_BYTES, "the stages do not overlap");
+    constexpr int STAGE_BYTES = large_stage_bytes(A::BYTES + B::BYTES);
     extern __shared__ float4 shared_vectors[];
     float* const shared = reinterpret_cast<float*>(shared_vectors);
-    Task* const task = reinterpret_cast<Task*>(shared + 2 * LARGE_STAGE_BYTES / 4);
+    Task* const task = reinterpret_cast<Task*>(shared + 2 * STAGE_BYTES / 4);
     const unsigned stage = shared_address(shared);
 
 #pragma unroll 1
@@ -185,7 +195,7 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32, MIN_BLOCKS) large_tile(
         const auto other_stage = [&] {
             asm volatile("xor.b32 %0, %0, %4; xor.b32 %1, %1, %4; xor.b32 %2, %2, %4; xor.b32 %3, %3, %4;"
                          : "+r"(a_read), "+r"(b_read), "+r"(a.target), "+r"(b.target)
-                         : "n"(LARGE_STAGE_BYTES));
+                         : "n"(STAGE_BYTES));
         };
         const auto arrive = [&] {
             a.store();
@@ -201,8 +211,8 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32, MIN_BLOCKS) large_tile(
         a.step(args.a_step);
         b.step(args.b_step);
         arrive();
-        a.target ^= LARGE_STAGE_BYTES;
-        b.target ^= LARGE_STAGE_BYTES;
+        a.target ^= STAGE_BYTES;
+        b.target ^= STAGE_BYTES;
 
         // Steady: multiply a slice while the next, a whole one, is on its way.
         int steady = static_cast<int>(left / BK) - 1;

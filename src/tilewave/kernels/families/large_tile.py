@@ -1,4 +1,4 @@
-"""Large tiles, for products that fill the GPU with them: 16 x 8 outputs a thread, slices eight deep.
+"""Tiles of warps of 64 x 64 outputs, for products that fill the GPU: 16 x 8 a thread, slices eight deep.
 
 They read any strides along K; along m or n, also element by element, only neighbours.
 """
@@ -14,13 +14,15 @@ from tilewave.problem import GemmProblem
 name = "large_tile"
 
 _DEPTH = 8
-_STAGE_BYTES = 16384
 _TASK_BYTES = 256
 #: Warps of 64 x 64 outputs along M and N, blocks an SM, and what the tile is there for.
 _TILES = (
     (2, 4, 1, "the fewest loads from shared memory a multiply-add, for wide products"),
     (4, 2, 1, "the fewest loads from shared memory a multiply-add, for tall products"),
     (2, 2, 2, "half the tile: fuller waves and less waste at the edges, two blocks an SM"),
+    (2, 1, 4, "a quarter of the tile for tall C, columns from 64 on"),
+    (1, 2, 4, "a quarter of the tile for wide C, rows from 64 on"),
+    (1, 1, 8, "a warp a tile: the least waste at edges and in the last wave"),
 )
 _WORDS = {16: "operands on 16 bytes", 4: "any lengths and strides"}
 
@@ -40,11 +42,18 @@ def _instance(warps_m: int, warps_n: int, blocks: int, reason: str, a: Access, b
         tm=16,
         tn=8,
         threads=32 * warps_m * warps_n,
-        shared_bytes=2 * _STAGE_BYTES + _TASK_BYTES,
+        shared_bytes=2 * _stage_bytes(bm, bn, a, b) + _TASK_BYTES,
         a=a,
         b=b,
         reason=f"{reason}; layout {letters.upper()}, {_WORDS[a.width]}",
     )
+
+
+def _stage_bytes(bm: int, bn: int, a: Access, b: Access) -> int:
+    """Bytes from one stage to the other: `large_stage_bytes` of the template."""
+    pitches = (extent + 4 * (access.contiguous is Contiguous.K) for extent, access in ((bm, a), (bn, b)))
+    needed: int = 1024 + 4 * _DEPTH * sum(pitches)
+    return 1 << (needed - 1).bit_length()
 
 
 def layout_letters(a: Contiguous, b: Contiguous) -> str:
@@ -73,7 +82,7 @@ def instances() -> tuple[Instance, ...]:
 
 def matching(problem: GemmProblem) -> tuple[Instance, ...]:
     """The tiles that fit into C, in the problem's layout and by its widest vectors."""
-    if not problem.product or problem.m < 128 or problem.n < 128:
+    if not problem.product or problem.m < 64 or problem.n < 64:
         return ()
     a, b, width = common_access(problem)
     # Along K a tile takes any strides, along the other axis only neighbours.

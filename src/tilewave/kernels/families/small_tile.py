@@ -31,20 +31,16 @@ class _Tile:
 
 
 _TILES = (
-    _Tile(64, 64, 16, 8, 8, 1, 3, 5, "plain chains for C of any shape, and mid sizes"),
+    _Tile(64, 64, 16, 8, 8, 1, 3, 5, "plain chains for C of any shape"),
     _Tile(64, 64, 16, 8, 8, 2, 3, 3, "mid sizes with too few tiles for one group each"),
-    _Tile(128, 64, 16, 8, 8, 1, 3, 3, "columns up to 64: convolutions, clustering"),
-    _Tile(64, 128, 16, 8, 8, 1, 3, 3, "rows up to 64"),
     _Tile(64, 32, 32, 8, 4, 4, 3, 2, "small C, taller than wide"),
     _Tile(32, 64, 32, 4, 8, 4, 3, 2, "small C, wider than tall"),
     _Tile(32, 32, 32, 4, 4, 4, 3, 3, "C of few hundred rows and columns"),
     _Tile(32, 32, 32, 8, 4, 8, 3, 2, "the same over a deep K, with fewer loads a multiply-add"),
     _Tile(128, 32, 16, 8, 4, 2, 3, 2, "columns up to 32"),
     _Tile(32, 128, 16, 4, 8, 2, 3, 2, "rows up to 32"),
-    _Tile(128, 16, 32, 8, 4, 4, 3, 2, "columns up to 16"),
-    _Tile(16, 128, 32, 4, 8, 4, 3, 2, "rows up to 16"),
-    _Tile(64, 16, 32, 8, 4, 4, 4, 4, "columns up to 16 over a deep K"),
-    _Tile(16, 64, 32, 4, 8, 4, 4, 4, "rows up to 16 over a deep K"),
+    _Tile(64, 16, 32, 8, 4, 4, 4, 4, "columns up to 16"),
+    _Tile(16, 64, 32, 4, 8, 4, 4, 4, "rows up to 16"),
 )
 _WORDS = {16: "operands on 16 bytes", 4: "any lengths and strides"}
 
