@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 from typing import Any
 
 import host_staging
@@ -52,13 +51,11 @@ def strided(draw: st.DrawFn, shape: tuple[int, ...], rng: Rng, *, repeats: bool 
     return wide.transpose(np.argsort(order))
 
 
-@dataclass(repr=False)
 class Drawn:
     """Arguments of gemm as host arrays, the exact result, and what the activation is applied to."""
 
-    arguments: dict[str, Any]
-    exact: Array
-    before: Array | None
+    def __init__(self, arguments: dict[str, Any], exact: Array, before: Array | None) -> None:
+        self.arguments, self.exact, self.before = arguments, exact, before
 
     def __repr__(self) -> str:
         return ", ".join(
@@ -257,6 +254,17 @@ def test_a_copy_keeps_the_sign_of_zero_and_nan(gpu: FakeGpu) -> None:
     assert len(gpu.run.submissions) == 2
     assert np.array_equal(a, np.array([[0.0, np.nan, -np.inf, -1.0]], F), equal_nan=True)
     assert np.signbit(a[0, 0])
+
+
+def test_out_that_is_c_in_another_order_goes_through_temporary_memory(gpu: FakeGpu, rng: Rng) -> None:
+    """The transpose of out has its address and shape, and is not out itself."""
+    a, b, storage = normal(rng, 9, 5), normal(rng, 5, 9), normal(rng, 9, 9)
+    for c in (storage, storage.T):
+        expected = a.astype(np.float64) @ b + 2.0 * c
+        before = len(gpu.run.submissions)
+        tilewave.gemm(CupyArray(a), CupyArray(b), CupyArray(c), beta=2.0, out=CupyArray(storage))
+        assert close(storage, expected)
+        assert len(gpu.run.submissions) - before == (1 if c is storage else 2)
 
 
 def test_out_between_the_rows_of_an_operand_needs_no_temporary_memory(gpu: FakeGpu, rng: Rng) -> None:

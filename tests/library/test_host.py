@@ -105,6 +105,14 @@ def test_activations_keep_nan_and_saturate(activation: str) -> None:
     assert got[0, 4] == np.inf
 
 
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu"])
+def test_activations_of_results_that_numpy_would_not_lay_out_in_c_order(rng: Rng, activation: str) -> None:
+    """A ufunc's result follows the order of its operands' batch axes unless it is told not to."""
+    a, b = normal(rng, 3, 2, 1, 4).swapaxes(0, 1), normal(rng, 4, 5)
+    got, before = tilewave.gemm(a, b, activation=activation, return_preactivation=True)
+    assert np.allclose(got, activated(activation, before), rtol=1e-6, atol=1e-7)
+
+
 def test_k_zero_writes_zeros_and_beta_c(rng: Rng) -> None:
     a, b, c = np.empty((10, 1, 0), F), np.empty((10, 0, 43), F), normal(rng, 10, 1, 43)
     out = np.full((10, 1, 43), np.nan, F)

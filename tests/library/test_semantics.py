@@ -43,10 +43,15 @@ layouts = st.lists(
 def test_overlap_with_itself_is_never_missed(layout: Layout) -> None:
     found = offsets(layout)
     distinct = len(set(found)) == len(found)
-    if not distinct:
-        assert overlaps_itself(layout)
-    elif sum(extent > 1 for extent in layout.shape) <= 2:
-        assert not overlaps_itself(layout)  # exact for two axes
+    assert distinct or overlaps_itself(layout)
+
+
+def test_overlap_with_itself_is_exact_for_two_axes() -> None:
+    for extents in itertools.product(range(1, 5), repeat=2):
+        for strides in itertools.product(range(-4, 7), repeat=2):
+            layout = Layout(extents, strides)
+            found = offsets(layout)
+            assert overlaps_itself(layout) == (len(set(found)) < len(found)), layout
 
 
 @settings(max_examples=400, deadline=None)
