@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,8 +38,7 @@ ACTIVATIONS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class GemmCall:
+class GemmCall(NamedTuple):
     """What is to be computed: checked operands, and the strides of each along the shared axes.
 
     ``c`` and ``bias`` are None where they are absent or, for c, where beta is 0. ``out_view`` is None where

@@ -52,7 +52,7 @@ def run_on_device(call: GemmCall, options: PlanOptions, workspace: Any) -> Any:
     memory = _workspace_memory(call, workspace)
     target = call.out if call.out is not None and call.overlap is None else _allocate(call)
     before = _allocate(call) if call.keep_preactivation else None
-    with _ordered(call):
+    with _ordered(call) if call.others else _UNORDERED:
         submit(call, target, before, options, memory)
         if call.out is not None and target is not call.out:
             submit_copy(call, target, call.out, options)
@@ -225,12 +225,12 @@ def _as_floats(workspace: Any) -> Any:
     return octets[first : first + max(0, count)].view(library.float32)
 
 
+_UNORDERED = contextlib.nullcontext()
+
+
 @contextlib.contextmanager
 def _ordered(call: GemmCall) -> Iterator[None]:
     """Work inside begins after what other libraries submitted to their streams, and they go on after it."""
-    if not call.others:
-        yield
-        return
     from tilewave.runtime.interop import wait_for
 
     for other in call.others:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -74,8 +73,7 @@ def staged_call(call: GemmCall, device: int, stream: int, addresses: dict[str, i
             views[name] = ArrayView(view.owner, view.framework, addresses.get(name, 0), layout, device)
     product = product_of(views["a"].layout, views["b"].layout, call.transpose_a, call.transpose_b)
     c, bias = views.get("c"), views.get("bias")
-    return replace(
-        call,
+    return call._replace(
         a=views["a"],
         b=views["b"],
         c=c,
