@@ -47,8 +47,8 @@ __device__ __forceinline__ int dot_value(int lane) {
         return lane % (32 / COUNT) == 0 ? lane / (32 / COUNT) : -1;
 }
 
-// A lane's four elements of one line of the long operand: neighbours in memory, or 32 elements apart in k. Where k ends,
-// those from `left` on (counted from the warp's first k) are 0 and not read.
+// A lane's four elements of one line of the long operand: neighbours in memory, or 32 elements apart in k. Where k
+// ends, those from `left` on (counted from the warp's first k) are 0 and not read.
 template <bool VECTORS>
 __device__ __forceinline__ float4 dot_load(const float* at, Index along, Index left) {
     const int lane = threadIdx.x % 32, first = VECTORS ? 4 * lane : lane, apart = VECTORS ? 1 : 32;

@@ -30,23 +30,6 @@ __device__ __forceinline__ Patch patch_of(const GemmArgs& args, Index tile) {
     return patch;
 }
 
-// Where a block is on its walk, in one number: the rest is computed from it when needed and occupies no registers
-// meanwhile.
-struct Position {
-    Index value;
-
-    __device__ __forceinline__ explicit Position(const GemmArgs& args) : value(Walk(args.cut, blockIdx.x).position) {}
-
-    // The item that begins here, if there is one; moves on to the next.
-    __device__ __forceinline__ bool next(const GemmArgs& args, WorkItem& work) {
-        Walk walk(args.cut, blockIdx.x);
-        walk.position = value;
-        const bool found = walk.next(work);
-        value = walk.position;
-        return found;
-    }
-};
-
 // Where the matrices of an item begin, as distances from those of the first item. A block keeps these in shared memory
 // rather than addresses: the compiler knows that an address made from an argument is one of global memory, and would
 // not know it of one that was loaded.
@@ -55,8 +38,18 @@ struct Offsets {
 };
 
 __device__ __forceinline__ Offsets offsets_of(const GemmArgs& args, Index index) {
-    Item item = item_of(args, index);
     Offsets offsets;
+    if (args.batch[0] * args.batch[1] == 1) {  // one axis, as nearly always
+        constexpr int INNER = BATCH_LEVELS - 1;
+        offsets.a = index * args.a.batch[INNER];
+        offsets.b = index * args.b.batch[INNER];
+        offsets.c = index * args.c.batch[INNER];
+        offsets.bias = index * args.bias.batch[INNER];
+        offsets.out = index * args.out.batch[INNER];
+        offsets.preactivation = index * args.preactivation.batch[INNER];
+        return offsets;
+    }
+    Item item = item_of(args, index);
     offsets.a = item.a - args.a.data;
     offsets.b = item.b - args.b.data;
     offsets.c = item.c - args.c.data;
@@ -76,5 +69,32 @@ __device__ __forceinline__ Item item_at(const GemmArgs& args, const Offsets& off
     item.preactivation = args.preactivation.data ? args.preactivation.data + offsets.preactivation : nullptr;
     return item;
 }
+
+// A block's walk in shared memory, one thread of which computes it: no part of it occupies registers meanwhile.
+template <int BM, int BN, int ITEMS>
+struct PatchWalk {
+    Patch patch;
+    Offsets offsets;  // of the tile's first item
+    Index position;  // of the walk, behind this tile
+    int found;
+
+    // Goes to the first or the next tile; false when there is none. A barrier before and after it.
+    __device__ __forceinline__ bool next(const GemmArgs& args, bool first) {
+        __syncthreads();  // nobody needs the last one, nor anything else that it had in shared memory
+        if (threadIdx.x == 0) {
+            Walk walk(args.cut, blockIdx.x);
+            if (!first) walk.position = position;
+            WorkItem work;
+            found = walk.next(work);
+            position = walk.position;
+            if (found) {
+                patch = patch_of<BM, BN, ITEMS>(args, work.tile);
+                offsets = offsets_of(args, patch.item);
+            }
+        }
+        __syncthreads();
+        return found;
+    }
+};
 
 }  // namespace tilewave

@@ -12,7 +12,7 @@
 namespace tilewave {
 
 template <int BM, int LANES, int DEPTH>
-__global__ void __launch_bounds__(256, 2) small_k(const __grid_constant__ GemmArgs args) {
+__global__ void __launch_bounds__(256, DEPTH == 4 ? 4 : DEPTH == 8 ? 3 : 2) small_k(const __grid_constant__ GemmArgs args) {
     constexpr int THREADS = 256, COLUMNS = 4, BN = COLUMNS * LANES, GROUPS = THREADS / LANES, ROWS = 4;
     constexpr int PITCH = line_pitch(DEPTH);
     static_assert(BM % (GROUPS * ROWS) == 0, "groups of threads share the rows evenly");
@@ -20,15 +20,12 @@ __global__ void __launch_bounds__(256, 2) small_k(const __grid_constant__ GemmAr
     __shared__ __align__(128) float b_lines[BN * PITCH];
     const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
     const bool plain = is_plain(args) && args.out.column == 1;
-    for (Position position(args);;) {
-        WorkItem work;
-        if (!position.next(args, work)) break;
-        const Patch patch = patch_of<BM, BN, 1>(args, work.tile);
-        const Item item = item_of(args, patch.item);
+    __shared__ PatchWalk<BM, BN, 1> walk;
+    for (bool first = true; walk.next(args, first); first = false) {
+        const Patch& patch = walk.patch;
         const int depth = args.k;
-        __syncthreads();  // the walker's last tile is done with shared memory
-        const float* const a_first = item.a + patch.row * args.a.row;
-        const float* const b_first = item.b + patch.column * args.b.column;
+        const float* const a_first = args.a.data + walk.offsets.a + patch.row * args.a.row;
+        const float* const b_first = args.b.data + walk.offsets.b + patch.column * args.b.column;
         start_lines<THREADS, PITCH>(a_lines, lines_of_vectors(args, args.a, depth, args.a.row, args.a.column), 1,
                                     patch.rows, depth, args.a.row, args.a.column, A_FILLER,
                                     [=](int) { return a_first; });
@@ -69,7 +66,7 @@ __global__ void __launch_bounds__(256, 2) small_k(const __grid_constant__ GemmAr
 #pragma unroll
                 for (int i = 0; i < ROWS; ++i) {
                     if (row + i * GROUPS >= patch.rows) break;
-                    float* target = item.out + (patch.row + row + i * GROUPS) * args.out.row + patch.column + lane;
+                    float* target = args.out.data + walk.offsets.out + (patch.row + row + i * GROUPS) * args.out.row + patch.column + lane;
 #pragma unroll
                     for (int j = 0; j < COLUMNS; ++j)
                         if (lane + j * LANES < patch.columns) target[j * LANES] = args.alpha * sum[i][j];
@@ -84,7 +81,7 @@ __global__ void __launch_bounds__(256, 2) small_k(const __grid_constant__ GemmAr
                     for (int other = 0; other < ROWS * COLUMNS; ++other)
                         if (other == which) value = sum[other / COLUMNS][other % COLUMNS];
                     if (row + i * GROUPS < patch.rows && lane + j * LANES < patch.columns)
-                        store(args, item, patch.row + row + i * GROUPS, patch.column + lane + j * LANES, value);
+                        store(args, item_at(args, walk.offsets), patch.row + row + i * GROUPS, patch.column + lane + j * LANES, value);
                 }
             }
         }

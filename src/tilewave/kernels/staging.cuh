@@ -34,7 +34,8 @@ __device__ __forceinline__ bool lines_of_vectors(const GemmArgs& args, const Mat
 }
 
 // Starts copying `lines` lines of `depth` elements of each of `items` items: element (item, l, k) to
-// target[(item * lines + l) * PITCH + k]. `address(item)` is where an item's first line begins. At most 65,536 elements.
+// target[(item * lines + l) * PITCH + k]. `address(item)` is where an item's first line begins. At most 65,536
+// elements.
 template <int THREADS, int PITCH, typename Address>
 __device__ __forceinline__ void start_lines(float* target, bool vectors, int items, int lines, int depth, Index line,
                                             Index along, float filler, Address address) {

@@ -17,9 +17,9 @@ struct Lines {
     int count;           // lines of the tile, at least 1
 };
 
-// What a block is doing: an item of its walk, with that tile's two operands. It lies in shared memory and is computed by
-// one thread, so that neither addresses nor the walk occupy registers while K is walked. A tile has at most FEW lines
-// of `few` and MANY of `many`.
+// What a block is doing: an item of its walk, with that tile's two operands. It lies in shared memory and is computed
+// by one thread, so that neither addresses nor the walk occupy registers while K is walked. A tile has at most FEW
+// lines of `few` and MANY of `many`.
 template <int FEW, int MANY, bool MIRRORED>
 struct Task {
     WorkItem work;

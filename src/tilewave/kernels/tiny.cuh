@@ -1,7 +1,8 @@
 // Tiny products by the million, and tall ones of few columns: all that a tile needs is in shared memory at once.
 //
-// A block computes a BM x BN patch of ITEMS consecutive items of the batch, whose K is at most BK. Rows of A and columns
-// of B lie in shared memory as lines of K, filled up to whole vectors; an operand that all items share is there once.
+// A block computes a BM x BN patch of ITEMS consecutive items of the batch, whose K is at most BK. Rows of A and
+// columns of B lie in shared memory as lines of K, filled up to whole vectors; an operand that all items share is there
+// once.
 // Sizes are run-time values. A thread computes a TM x TN patch of one item, four k at a time, as plain chains of fused
 // multiply-adds in the order of k. The sums then lie in shared memory in the order of out: where the tile's part of out
 // is one run of memory, it is written by 16 bytes wherever it begins.
@@ -23,21 +24,25 @@ __device__ __forceinline__ bool fills_run(const GemmArgs& args, const Matrix& ma
     return (rows == 1 || matrix.row == 1) && (columns == 1 || matrix.column == rows);
 }
 
+// Blocks that an SM should hold: loads of some must travel while others compute and store.
+constexpr __host__ __device__ int tiny_blocks(int threads, int sums) { return sums > 16 ? 1 : threads == 256 ? 4 : 6; }
+
 template <int BM, int BN, int BK, int TM, int TN, int ITEMS>
-__global__ void __launch_bounds__(ITEMS*(BM / TM) * (BN / TN)) tiny(const __grid_constant__ GemmArgs args) {
+__global__ void __launch_bounds__(ITEMS*(BM / TM) * (BN / TN), tiny_blocks(ITEMS*(BM / TM) * (BN / TN), TM* TN)) tiny(const __grid_constant__ GemmArgs args) {
     static_assert(BM % TM == 0 && BN % TN == 0 && BK % 4 == 0, "threads share a patch evenly");
     constexpr int THREADS = ITEMS * (BM / TM) * (BN / TN), PITCH = line_pitch(BK);
     extern __shared__ __align__(128) float shared[];
     float* const b_lines = shared + ITEMS * BM * PITCH;
-    __shared__ Offsets table[ITEMS];
-    for (Position position(args);;) {
-        WorkItem work;
-        if (!position.next(args, work)) break;
-        const Patch patch = patch_of<BM, BN, ITEMS>(args, work.tile);
+    __shared__ Offsets many_offsets[ITEMS];
+    __shared__ PatchWalk<BM, BN, ITEMS> walk;
+    Offsets* const table = ITEMS > 1 ? many_offsets : &walk.offsets;  // by item
+    for (bool first = true; walk.next(args, first); first = false) {
+        const Patch& patch = walk.patch;
         const int depth = args.k;
-        __syncthreads();  // the walker's last tile is done with shared memory
-        for (int i = threadIdx.x; i < patch.items; i += THREADS) table[i] = offsets_of(args, patch.item + i);
-        __syncthreads();
+        if constexpr (ITEMS > 1) {
+            for (int i = threadIdx.x; i < patch.items; i += THREADS) table[i] = offsets_of(args, patch.item + i);
+            __syncthreads();
+        }
         const bool one_a = shared_by_items(args, args.a), one_b = shared_by_items(args, args.b);
         const float* const a_first = args.a.data + patch.row * args.a.row;
         const float* const b_first = args.b.data + patch.column * args.b.column;
@@ -65,7 +70,7 @@ __global__ void __launch_bounds__(ITEMS*(BM / TM) * (BN / TN)) tiny(const __grid
             for (int i = 0; i < TM; ++i) a_at[i] = a_item + i * row_threads * PITCH;
 #pragma unroll
             for (int j = 0; j < TN; ++j) b_at[j] = b_item + j * column_threads * PITCH;
-#pragma unroll 2
+#pragma unroll 1
             for (int k = 0; k < depth; k += 4) {
                 float4 of_a[TM], of_b[TN];
 #pragma unroll
@@ -91,10 +96,10 @@ __global__ void __launch_bounds__(ITEMS*(BM / TM) * (BN / TN)) tiny(const __grid
         const bool flat = fills_run(args, args.out, patch.rows, patch.columns, patch.items, out_row, out_column) &&
                           is_plain(args);
         if (!flat) out_row = patch.columns, out_column = 1;
-        const int first = flat ? misalignment(target) : 0;
+        const int begin = flat ? misalignment(target) : 0;
         __syncthreads();
         if (item < patch.items) {
-            float* const sums = shared + first + item * size;
+            float* const sums = shared + begin + item * size;
 #pragma unroll
             for (int i = 0; i < TM; ++i)
 #pragma unroll
@@ -105,10 +110,10 @@ __global__ void __launch_bounds__(ITEMS*(BM / TM) * (BN / TN)) tiny(const __grid
         }
         __syncthreads();
         if (flat) {
-            const float* source = shared + first;
+            const float* source = shared + begin;
             const float alpha = args.alpha;
             deal_run<THREADS>(
-                first, patch.items * size,
+                begin, patch.items * size,
                 [=](int i) {
                     float4 v = *reinterpret_cast<const float4*>(source + i);
                     store_vector(target + i, alpha * v.x, alpha * v.y, alpha * v.z, alpha * v.w);
