@@ -435,6 +435,57 @@ def explain(
 
 
 @app.command()
+def bench(
+    shapes: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="M,N,K[,batch][,layouts] such as 64,64,64,4096,NT; a .csv; or the suites workloads and "
+            "squares, which is the default. Or: compare A.json B.json.",
+            metavar="[SHAPE]...",
+        ),
+    ] = None,
+    contenders: Annotated[
+        str | None,
+        typer.Option(
+            help="Such as ours,ours:split_k:8,torch,cupy,cublaslt; by default ours and what is installed.",
+            metavar="LIST",
+        ),
+    ] = None,
+    mode: Annotated[
+        str, typer.Option(help="cold: operands rotate beyond the L2 cache; warm: always the same ones.")
+    ] = "cold",
+    rounds: Annotated[int, typer.Option(help="Rounds; in each, every contender is timed once.")] = 5,
+    budget: Annotated[
+        float | None,
+        typer.Option(help="Start nothing that would take longer than this in all.", metavar="SECONDS"),
+    ] = None,
+    json: Annotated[
+        Path | None,
+        typer.Option(help="Keep the results here, and go on from those already there.", metavar="FILE"),
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw the results: .png or .svg.", metavar="FILE")
+    ] = None,
+    saved: Annotated[
+        Path | None, typer.Option("--from", help="Show a run that was made; needs no GPU.", metavar="FILE")
+    ] = None,
+) -> None:
+    """Time products of any shapes against cuBLAS, each answer checked; or say what changed in between."""
+    from tilewave.bench.products.command import bench_command
+
+    bench_command(
+        shapes or [],
+        contenders=contenders,
+        mode=mode,
+        rounds=rounds,
+        budget=budget,
+        path=json,
+        picture=picture,
+        saved=saved,
+    )
+
+
+@app.command()
 def info() -> None:
     """Show devices, driver, compiler, cache and frameworks, and how to get what is missing."""
     from tilewave.lab.info import info_command

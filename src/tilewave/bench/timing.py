@@ -79,6 +79,7 @@ def interleave(
     warm_up_ms: float = WARM_UP_MS,
     now: Callable[[], float] = time.monotonic,
     shuffle: Callable[[list[Contender]], None] | None = None,
+    observe: Callable[[str], None] | None = None,
 ) -> dict[str, Timing]:
     """Time contenders against each other; returns a `Timing` for each name.
 
@@ -86,7 +87,8 @@ def interleave(
     round measures every contender once, in a new random order and without rest, so that clocks, heat and
     other users of the machine meet all alike. Each sample follows one of the same contender that is thrown
     away, so that it does not pay for what ran before it. With ``budget_s`` (seconds, wall clock) no round
-    starts that would outlast it; the first round always runs.
+    starts that would outlast it; the first round always runs. ``observe`` is told the contender's name after
+    each sample that counts.
     """
     if rounds < 1:
         raise UsageError(f"rounds is {rounds}: at least 1 is needed")
@@ -109,6 +111,8 @@ def interleave(
             count = repeats[contender.name]
             measure(contender, stopwatch, count)  # the lead-in
             samples[contender.name].append(measure(contender, stopwatch, count) / count)
+            if observe is not None:
+                observe(contender.name)
         finished = now()
         if budget_s is not None and finished - start + (finished - round_start) > budget_s:
             break
