@@ -12,7 +12,8 @@
 namespace tilewave {
 
 template <int BM, int LANES, int DEPTH>
-__global__ void __launch_bounds__(256, DEPTH == 4 ? 4 : DEPTH == 8 ? 3 : 2) small_k(const __grid_constant__ GemmArgs args) {
+__global__ void __launch_bounds__(256, DEPTH == 4 ? 4 : DEPTH == 8 ? 3 : 2)
+    small_k(const __grid_constant__ GemmArgs args) {
     constexpr int THREADS = 256, COLUMNS = 4, BN = COLUMNS * LANES, GROUPS = THREADS / LANES, ROWS = 4;
     constexpr int PITCH = line_pitch(DEPTH);
     static_assert(BM % (GROUPS * ROWS) == 0, "groups of threads share the rows evenly");
@@ -66,7 +67,8 @@ __global__ void __launch_bounds__(256, DEPTH == 4 ? 4 : DEPTH == 8 ? 3 : 2) smal
 #pragma unroll
                 for (int i = 0; i < ROWS; ++i) {
                     if (row + i * GROUPS >= patch.rows) break;
-                    float* target = args.out.data + walk.offsets.out + (patch.row + row + i * GROUPS) * args.out.row + patch.column + lane;
+                    float* target = args.out.data + walk.offsets.out +
+                                    (patch.row + row + i * GROUPS) * args.out.row + patch.column + lane;
 #pragma unroll
                     for (int j = 0; j < COLUMNS; ++j)
                         if (lane + j * LANES < patch.columns) target[j * LANES] = args.alpha * sum[i][j];
@@ -81,7 +83,8 @@ __global__ void __launch_bounds__(256, DEPTH == 4 ? 4 : DEPTH == 8 ? 3 : 2) smal
                     for (int other = 0; other < ROWS * COLUMNS; ++other)
                         if (other == which) value = sum[other / COLUMNS][other % COLUMNS];
                     if (row + i * GROUPS < patch.rows && lane + j * LANES < patch.columns)
-                        store(args, item_at(args, walk.offsets), patch.row + row + i * GROUPS, patch.column + lane + j * LANES, value);
+                        store(args, item_at(args, walk.offsets), patch.row + row + i * GROUPS,
+                              patch.column + lane + j * LANES, value);
                 }
             }
         }

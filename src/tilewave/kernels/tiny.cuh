@@ -24,13 +24,19 @@ __device__ __forceinline__ bool fills_run(const GemmArgs& args, const Matrix& ma
     return (rows == 1 || matrix.row == 1) && (columns == 1 || matrix.column == rows);
 }
 
+constexpr __host__ __device__ int tiny_threads(int bm, int bn, int tm, int tn, int items) {
+    return items * (bm / tm) * (bn / tn);
+}
+
 // Blocks that an SM should hold: loads of some must travel while others compute and store.
 constexpr __host__ __device__ int tiny_blocks(int threads, int sums) { return sums > 16 ? 1 : threads == 256 ? 4 : 6; }
 
 template <int BM, int BN, int BK, int TM, int TN, int ITEMS>
-__global__ void __launch_bounds__(ITEMS*(BM / TM) * (BN / TN), tiny_blocks(ITEMS*(BM / TM) * (BN / TN), TM* TN)) tiny(const __grid_constant__ GemmArgs args) {
+__global__ void __launch_bounds__(tiny_threads(BM, BN, TM, TN, ITEMS),
+                                  tiny_blocks(tiny_threads(BM, BN, TM, TN, ITEMS), TM* TN))
+    tiny(const __grid_constant__ GemmArgs args) {
     static_assert(BM % TM == 0 && BN % TN == 0 && BK % 4 == 0, "threads share a patch evenly");
-    constexpr int THREADS = ITEMS * (BM / TM) * (BN / TN), PITCH = line_pitch(BK);
+    constexpr int THREADS = tiny_threads(BM, BN, TM, TN, ITEMS), PITCH = line_pitch(BK);
     extern __shared__ __align__(128) float shared[];
     float* const b_lines = shared + ITEMS * BM * PITCH;
     __shared__ Offsets many_offsets[ITEMS];
