@@ -47,7 +47,7 @@ def test_drawn_products(instance: Instance, rng: Generator) -> None:
 @pytest.mark.long
 @every_instance
 def test_many_more_products(instance: Instance, rng: Generator) -> None:
-    for number, product in enumerate(products(rng, instance, 100)):
+    for number, product in enumerate(products(rng, instance, 40)):
         schedule = (DATA_PARALLEL, STREAM_K_WALK)[number % 2]
         sms = int(rng.integers(1, 8))
         check(product, run(product, instance, schedule, sms=sms, count=False, detect_races=True))

@@ -79,7 +79,7 @@ def test_epilogues(instance: Instance, rng: Generator) -> None:
 @pytest.mark.long
 @every_instance
 def test_many_more_products(instance: Instance, rng: Generator) -> None:
-    for product in epilogues(rng, instance, 150):
+    for product in epilogues(rng, instance, 40):
         check(product, run(product, instance, count=False))
 
 
