@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -357,14 +358,31 @@ def strict_float32() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _torch_without_tf32() -> Iterator[None]:
-    matmul = sys.modules["torch"].backends.cuda.matmul
-    name, off = ("fp32_precision", "ieee") if hasattr(matmul, "fp32_precision") else ("allow_tf32", False)
-    before = getattr(matmul, name)
-    setattr(matmul, name, off)
+    """PyTorch 2.9 has an old switch and a new one, and the old one refuses to be read where only the new one
+    was used; setting the old one sets both.
+    """
+    torch = sys.modules["torch"]
+    matmul = torch.backends.cuda.matmul
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the old switch
+        new = getattr(matmul, "fp32_precision", None)
+        try:
+            old, precision = matmul.allow_tf32, torch.get_float32_matmul_precision()
+            matmul.allow_tf32 = False
+        except RuntimeError:
+            old, precision = None, ""
+            matmul.fp32_precision = "ieee"
     try:
         yield
     finally:
-        setattr(matmul, name, before)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if old is not None:
+                matmul.allow_tf32 = old
+            if precision == "medium":  # more than the switch can say
+                torch.set_float32_matmul_precision(precision)
+            if new is not None:
+                matmul.fp32_precision = new
 
 
 @contextlib.contextmanager
