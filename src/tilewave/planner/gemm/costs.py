@@ -6,9 +6,10 @@ measured elsewhere, or assumed. Each one says which. A calibration is a packaged
 
     {"device": "H200", "source": "how it was measured",
      "constants": {"launch": {"value": 2.1, "source": "..."}},
-     "factors": {"INSTANCE": 1.07}}
+     "factors": {"INSTANCE": 1.07}, "tile_factors": {"INSTANCE": 0.9}}
 
-A factor multiplies the time that the model gives an instance's arithmetic: one number a kernel.
+A factor multiplies the time that the model gives an instance's arithmetic, a tile factor what it gives
+each tile beside that: two numbers a kernel, for the one shows at deep products and the other at shallow ones.
 """
 
 from __future__ import annotations
@@ -31,17 +32,21 @@ _STRICT_STUDY = "a measured study of FP32 kernels on an H200"
 
 @dataclass(frozen=True)
 class GemmCosts:
-    """The constants of `estimate.py`, and one factor per calibrated instance.
+    """The constants of `estimate.py`, and two factors per calibrated instance.
 
     ``launch``: until the first block computes, and from the last one to the end. ``bandwidth``: share of
     the record's memory bandwidth that a kernel draws. ``sm_bytes``: what one SM draws through L2. ``fma``:
-    share of the clocks that ptxas's use of the register banks leaves to the multiply-adds. ``few_warps``: w
-    warps a sub-partition run at w / (w + few_warps) of the rate. ``round``: clocks from a block's start to
-    its first multiply-add, exposed whenever resident blocks are followed by others. ``combining`` and
-    ``partials``: a workspace costs the one once, and its bytes, written and read, go at the other share of
-    the bandwidth. ``overlap``: of arithmetic and traffic, the share of the shorter that shows beside the
-    longer. ``walk`` multiplies the work of blocks that walk across tiles. ``l2``: share of L2 in which
-    operands stay.
+    share of the clocks that ptxas's use of the register banks leaves to the multiply-adds. ``few_warps``:
+    what a slice takes beside its multiply-adds, however many blocks share the SM, in terms of the
+    multiply-adds of so many warps a sub-partition. ``narrow_copies``: what a copy by 4 bytes takes beside
+    what any copy does, in terms of a multiply-add.
+    ``round``: clocks from a block's start to its first multiply-add, exposed whenever resident blocks are
+    followed by others. ``tile``: clocks of an SM for a tile, whatever its size; ``outputs``: for 32 outputs
+    of the tile, in C or not; ``stores``: for 32 outputs in C, ``narrow_stores`` times as much where they
+    cannot go by 16 bytes. ``combining`` and ``partials``: a workspace costs the one once, and its bytes,
+    written and read, go at the other share of the bandwidth. ``overlap``: of arithmetic and traffic, the
+    share of the shorter that shows beside the longer. ``walk`` multiplies the work of blocks that walk across
+    tiles. ``l2``: share of L2 in which operands stay.
     """
 
     launch: Constant
@@ -49,13 +54,19 @@ class GemmCosts:
     sm_bytes: Constant
     fma: Constant
     few_warps: Constant
+    narrow_copies: Constant
     round: Constant
+    tile: Constant
+    outputs: Constant
+    stores: Constant
+    narrow_stores: Constant
     combining: Constant
     partials: Constant
     overlap: Constant
     walk: Constant
     l2: Constant
     factors: Mapping[str, float] = field(default_factory=dict)
+    tile_factors: Mapping[str, float] = field(default_factory=dict)
     calibration: str | None = None
 
     def constants(self) -> dict[str, Constant]:
@@ -66,8 +77,14 @@ class GemmCosts:
         """What an instance's arithmetic takes, in terms of the model's; 1 where nobody measured."""
         return self.factors.get(instance.name, 1.0)
 
+    def tile_factor(self, instance: Instance) -> float:
+        """The same for what a tile takes beside its arithmetic."""
+        return self.tile_factors.get(instance.name, 1.0)
 
-_NAMES = tuple(entry.name for entry in fields(GemmCosts) if entry.name not in ("factors", "calibration"))
+
+_NAMES = tuple(
+    entry.name for entry in fields(GemmCosts) if entry.name not in ("factors", "tile_factors", "calibration")
+)
 THEORY = GemmCosts(
     launch=Constant(2.35, "us", Basis.REPORTED, _SMALL_STUDY),
     bandwidth=Constant(
@@ -78,7 +95,12 @@ THEORY = GemmCosts(
         0.829, "of the clocks", Basis.REPORTED, f"128x256 kernel as ptxas leaves it: {_STRICT_STUDY}"
     ),
     few_warps=Constant(0.14, "warps a sub-partition", Basis.REPORTED, _SMALL_STUDY),
+    narrow_copies=Constant(1.0, "multiply-adds", Basis.ASSUMED, "an issue slot for the address"),
     round=Constant(1000, "clocks", Basis.ASSUMED, "about the latency of global memory"),
+    tile=Constant(200, "clocks", Basis.ASSUMED, "its coordinates and addresses, a few barriers"),
+    outputs=Constant(2, "clocks for 32", Basis.ASSUMED, "through shared memory, and back"),
+    stores=Constant(1, "clocks for 32", Basis.ASSUMED, "a store's pass through L1"),
+    narrow_stores=Constant(4, "times as long", Basis.ASSUMED, "four stores in place of one"),
     combining=Constant(1.4, "us", Basis.REPORTED, _SMALL_STUDY),
     partials=Constant(
         3.0 / 4.8, "of the record's bandwidth", Basis.DERIVED, f"3 TB/s of 4.8: {_SMALL_STUDY}"
@@ -99,6 +121,7 @@ class Calibration:
     source: str
     constants: Mapping[str, Constant]
     factors: Mapping[str, float]
+    tile_factors: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, text: str) -> Calibration:
@@ -111,14 +134,18 @@ class Calibration:
             constants = {
                 name: (float(entry["value"]), str(entry["source"])) for name, entry in values.items()
             }
-            factors = {str(name): float(value) for name, value in record.get("factors", {}).items()}
+            factors, tile_factors = (
+                {str(name): float(value) for name, value in record.get(part, {}).items()}
+                for part in ("factors", "tile_factors")
+            )
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(f"a calibration without a usable {error}") from error
         if unknown := sorted(set(constants) - set(_NAMES)):
             raise UsageError(f"a calibration of unknown constants {unknown}; known: {', '.join(_NAMES)}")
-        numbers = {name: value for name, (value, _) in constants.items()} | factors
-        if wrong := {name: value for name, value in numbers.items() if not 0 < value < float("inf")}:
-            raise UsageError(f"a calibration needs positive numbers, not {wrong}")
+        values_of = {name: value for name, (value, _) in constants.items()}
+        for numbers in (values_of, factors, tile_factors):
+            if wrong := {name: value for name, value in numbers.items() if not 0 < value < float("inf")}:
+                raise UsageError(f"a calibration needs positive numbers, not {wrong}")
         return cls(
             device,
             source,
@@ -127,12 +154,19 @@ class Calibration:
                 for name, (value, origin) in constants.items()
             },
             factors,
+            tile_factors,
         )
 
     def applied(self, costs: GemmCosts = THEORY) -> GemmCosts:
         """The constants with this calibration's in their place."""
         changes: dict[str, Any] = dict(self.constants)
-        return replace(costs, factors=dict(self.factors), calibration=self.source, **changes)
+        return replace(
+            costs,
+            factors=dict(self.factors),
+            tile_factors=dict(self.tile_factors),
+            calibration=self.source,
+            **changes,
+        )
 
 
 @cache

@@ -1,10 +1,11 @@
 """The estimate: what the busiest SM does, what memory moves, what launching and combining add.
 
 The article's count is the core: the slices of the busiest SM under a schedule. A slice costs its
-multiply-adds, over the FP32 lanes, the share of issue slots and shared-memory passes that they get, and the
-warps there are to hide latency. Beside it stand the bytes that memory and the busiest SM must move; of the
-two the longer counts, and a share of the shorter. A launch and, where tiles are cut, the workspace come on
-top.
+multiply-adds, over the FP32 lanes and the share of issue slots and shared-memory passes that they get. Blocks
+that share the SM overlap in these, but each waits for latencies slice by slice, so the longest chain of
+slices costs too; and so does every tile, for its start, its sums and its stores. Beside all this stand the
+bytes that memory and the busiest SM must move; of the two the longer counts, and a share of the shorter. A
+launch and, where tiles are cut, the workspace come on top.
 """
 
 from __future__ import annotations
@@ -24,16 +25,27 @@ from tilewave.problem import GemmProblem, MatrixLayout
 LEAST_SLICES = 2
 """Assumed: a piece of fewer slices than this is not worth cutting, because it fills no pipeline."""
 
+_WALKER_TILES = 0.5
+"""Tiles that a walker touches beside those that its run fills: it begins and ends within one."""
+
+_WALK_COMBINING = 1.5
+"""Fixed costs of combining in a walk, in terms of other schedules': fitted to an H200's readings. A walker
+may leave two pieces, one after the other."""
+
 _SECTOR = 8  # floats of a 32-byte sector, the least that memory moves
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What a problem must move, in bytes: each operand once, whole sectors where elements lie apart."""
+    """What a problem must move, in bytes: each operand once, whole sectors where elements lie apart.
+
+    ``wide``: outputs may be stored by 16 bytes.
+    """
 
     a: int
     b: int
     outputs: int
+    wide: bool = True
 
     @classmethod
     def of(cls, problem: GemmProblem) -> Traffic:
@@ -45,7 +57,9 @@ class Traffic:
         for layout in (problem.c, problem.bias, problem.preactivation):
             if layout is not None:
                 outputs += _bytes(layout, m, n, problem.batch)
-        return cls(a, b, outputs)
+        out = problem.out
+        wide = out.column == 1 and out.alignment >= 16 and not any(s % 4 for s in (n, out.row, *out.batch))
+        return cls(a, b, outputs, wide)
 
     @property
     def total(self) -> int:
@@ -102,7 +116,6 @@ class Rates:
 
     sms: int
     launch: float
-    few_warps: float
     overlap: float
     walk: float
     combining: float
@@ -121,7 +134,6 @@ class Rates:
         return cls(
             sms=sms,
             launch=costs.launch.value,
-            few_warps=costs.few_warps.value,
             overlap=costs.overlap.value,
             walk=costs.walk.value,
             combining=costs.combining.value,
@@ -138,8 +150,9 @@ class InstanceModel:
     """An instance on a GPU: whether it runs, and what it costs; times in microseconds.
 
     ``element`` is an SM's time per multiply-add with warps enough, ``warps`` what a block adds to a
-    sub-partition, ``resident`` the blocks that an SM holds, ``round`` what a block's start and the sum of its
-    k groups take.
+    sub-partition, ``waiting`` the warps whose multiply-adds take as long as a slice's latencies, ``resident``
+    the blocks that an SM holds, ``round`` what a block's start takes. A tile takes ``tile``, and ``stores``
+    for each output in C, or ``narrow_stores``.
     """
 
     instance: Instance
@@ -147,7 +160,11 @@ class InstanceModel:
     resident: int
     element: float
     warps: float
+    waiting: float
     round: float
+    tile: float
+    stores: float
+    narrow_stores: float
     warp_size: int
     sub_partitions: int
 
@@ -156,15 +173,29 @@ class InstanceModel:
         """The model of an instance on a GPU."""
         resident, refusal = residency(instance, spec)
         rate = spec.fp32_lanes_per_sm * spec.clock_mhz * fma_share(instance, costs)
+        threads = max(1, instance.threads // instance.k_groups)
+        narrow = sum(
+            extent
+            for access, extent in ((instance.a, instance.bm), (instance.b, instance.bn))
+            if access is not None and access.width == FLOAT_BYTES
+        )
+        narrow_share = costs.narrow_copies.value * narrow / threads / (instance.tm * instance.tn)
+        rows_of_32 = instance.bm * instance.bn * instance.items / 32
         # Groups leave their sums in shared memory, which moves 32 floats a clock, and read the others'.
-        groups = 2 * instance.k_groups * instance.bm * instance.bn / 32 if instance.k_groups > 1 else 0
+        groups = 2 * instance.k_groups if instance.k_groups > 1 else 0
+        factor = costs.tile_factor(instance) / spec.clock_mhz
+        stores = costs.stores.value / 32 * factor
         return cls(
             instance,
             refusal,
             resident,
-            costs.factor(instance) / rate,
+            (1 + narrow_share) * costs.factor(instance) / rate,
             instance.threads / spec.warp_size / spec.sub_partitions,
-            (costs.round.value + groups) / spec.clock_mhz,
+            costs.few_warps.value,
+            costs.round.value / spec.clock_mhz,
+            (costs.tile.value + (costs.outputs.value + groups) * rows_of_32) * factor,
+            stores,
+            costs.narrow_stores.value * stores,
             spec.warp_size,
             spec.sub_partitions,
         )
@@ -180,8 +211,9 @@ class Weigher:
         "_rates",
         "_slice",
         "_slice_bytes",
+        "_tile",
         "_tile_bytes",
-        "_warps",
+        "_waits",
         "band",
         "depth",
         "model",
@@ -205,16 +237,21 @@ class Weigher:
 
         # A block that computes less than its tile still runs whole warps of whole thread tiles.
         items, rows, columns = min(all_items, batches), min(bm, m), min(bn, n)
-        self._warps = model.warps
+        warps = model.warps
         if instance.cuttable:
             outputs, deep = bm * bn * all_items, self.slices * instance.bk
         else:
             threads = items * -(-rows // instance.tm) * -(-columns // instance.tn)
-            warps = -(-min(threads, instance.threads) // model.warp_size)
-            outputs, deep = warps * model.warp_size * instance.tm * instance.tn, k
-            self._warps = warps / model.sub_partitions
+            busy_warps = -(-min(threads, instance.threads) // model.warp_size)
+            outputs, deep = busy_warps * model.warp_size * instance.tm * instance.tn, k
+            warps = busy_warps / model.sub_partitions
         self._slice = outputs * deep * model.element / self.slices if problem.product else 0.0
-        self._busy = self._slice * (1 + rates.few_warps / (model.resident * self._warps))
+        # Of the chain's slices, and of every slice at least: as many chains as the SM holds blocks.
+        self._waits = self._slice * model.waiting / warps
+        self._busy = self._slice + self._waits / model.resident
+        self._tile = model.tile + items * rows * columns * (
+            model.stores if traffic.wide else model.narrow_stores
+        )
 
         # Bytes of a slice and of a tile's outputs, through L2.
         per_item_a = items if any(problem.a.batch) else 1
@@ -248,19 +285,20 @@ class Weigher:
     def least(self) -> float:
         """What no schedule can beat: all work spread evenly, with all warps, and memory's time."""
         rates = self._rates
-        compute = self.tiles * self.slices * self._busy / rates.sms * min(1.0, rates.walk)
+        busy = self.slices * self._busy * min(1.0, rates.walk)
+        compute = self.tiles * (busy + self._tile) / rates.sms
         return rates.launch + self._together(compute, self._memory)
 
     def least_of(self, schedule: Schedule) -> float:
         """What a schedule cannot beat, quicker to find than its estimate."""
         rates, tiles, pieces = self._rates, self.tiles, schedule.pieces
         if schedule.kind is ScheduleKind.DATA_PARALLEL:
-            compute = -(-tiles // rates.sms) * self.slices * self._busy
+            compute = -(-tiles // rates.sms) * (self.slices * self._busy + self._tile)
             return rates.launch + self._together(compute, self._memory)
         if schedule.kind is not ScheduleKind.SPLIT_K or pieces > self.slices // LEAST_SLICES:
             return 0.0  # K is too short for the pieces, so fewer are cut
         rounds = -(-tiles * pieces // rates.sms)
-        compute = rounds * (self.slices // pieces) * self._busy
+        compute = rounds * ((self.slices // pieces) * self._busy + self._tile)
         everyone = 2 * tiles * pieces * self._tile_bytes / rates.partials
         busiest_sm = (rounds - (-tiles // rates.sms) * pieces) * self._tile_bytes / rates.sm
         combining = rates.combining + (everyone if everyone > busiest_sm else busiest_sm)
@@ -285,19 +323,22 @@ class Weigher:
         sms, cut_slices, walkers = rates.sms, cut.slices, cut.walkers
         busiest = cut.busiest_slices(sms) * self.slices // cut_slices
         on_sm = -(-cut.blocks // sms)
-        full, rest = divmod(on_sm, resident)
-        # The inverse of w / (w + few), averaged over blocks: those of full rounds, and those of the last.
-        few = rates.few_warps / self._warps
-        slowdown = full * (resident + few)
-        if rest:
-            slowdown += rest + few
-        compute = busiest * self._slice * slowdown / on_sm
-        rounds = full + (rest > 0)
+        rounds: float = -(-on_sm // resident)
+        tiles: float = on_sm
+        chain = busiest * rounds / on_sm
+        work = busiest * self._slice
         if walkers:
-            rounds = -(-busiest // self.slices)
+            tiles = -(-cut.tiles // sms)
             if cut_slices > 1:
-                compute *= rates.walk
-        compute += (rounds - 1) * self.model.round / resident
+                tiles = busiest / self.slices + _WALKER_TILES * on_sm
+                work *= rates.walk
+            rounds = tiles / min(on_sm, resident)
+        elif cut.pieces > 1 and cut.whole_tiles:
+            # Once the pieces beside it are done, a whole tile has the SM to itself and hides nothing.
+            chain = max(self.slices, busiest / min(on_sm, resident))
+        compute = work + chain * self._waits + tiles * self._tile
+        if rounds > 1:
+            compute += (rounds - 1) * self.model.round
         tiles_on_sm = -(-cut.tiles // sms)
         through_l2 = (busiest * self._slice_bytes + tiles_on_sm * self._out_bytes) / rates.sm
         memory = max(self._memory, through_l2)
@@ -305,6 +346,6 @@ class Weigher:
         if cut_slices > 1 and (slots := cut.slots):
             everyone = 2 * slots * self._tile_bytes / rates.partials
             busiest_sm = moved_pieces(cut, sms) * self._tile_bytes / rates.sm
-            combining = rates.combining + max(everyone, busiest_sm)
+            combining = rates.combining * (_WALK_COMBINING if walkers else 1.0) + max(everyone, busiest_sm)
         total = rates.launch + self._together(compute, memory) + combining
         return total, compute, memory, combining, rates.launch

@@ -1,7 +1,7 @@
-"""A factor per kernel and the shared constants, fitted to what candidates took on a GPU; what choices lose.
+"""Two factors per kernel and the shared constants, fitted to what candidates took; what choices lose.
 
-A reading is one candidate at one problem. The fit minimises the mean square of log(predicted / measured),
-each factor held towards 1 so that few readings do not move it far; constants and factors take turns.
+A reading is one candidate at one problem. The fit minimises the squares of log(predicted / measured), each
+constant held towards theory and each factor towards those of kernels that are alike.
 """
 
 from __future__ import annotations
@@ -13,25 +13,54 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tilewave.device.spec import DeviceSpec
 from tilewave.kernels.instances import Family, Instance
+from tilewave.planner.cost import Constant
 from tilewave.planner.gemm.costs import THEORY, GemmCosts
 from tilewave.planner.gemm.estimate import InstanceModel, Rates, Traffic, Weigher
 from tilewave.planner.gemm.select import GemmPlanner
 from tilewave.planner.schedules import Decomposition, Schedule, ScheduleKind
 from tilewave.problem import GemmProblem, MatrixLayout
 
-FITTED_CONSTANTS = ("launch", "bandwidth", "sm_bytes", "round", "combining", "partials", "overlap", "walk")
-"""What readings at random problems can tell apart; the others keep their values."""
+FITTED: Mapping[str, float] = {
+    "launch": 0.3,
+    "bandwidth": 0.1,
+    "sm_bytes": 0.25,
+    "few_warps": 1.5,
+    "narrow_copies": 0.7,
+    "round": 0.6,
+    "tile": 0.7,
+    "outputs": 1.0,
+    "stores": 0.7,
+    "narrow_stores": 0.7,
+    "combining": 0.5,
+    "partials": 0.3,
+    "overlap": 0.6,
+    "walk": 0.05,
+}
+"""What readings at random problems can tell apart, with the width of each one's logarithm around theory's.
+Assumed: narrow where theory was measured, wide where it is a guess. The other constants keep their values."""
 
-_HELD = 0.05
-"""Assumed: weight of log(factor)^2 beside the readings' squares."""
+_POSSIBLE = {"bandwidth": (0.3, 1.0), "partials": (0.2, 1.5), "overlap": (0.02, 1.0), "walk": (1.0, 1.5)}
+"""Physical bounds: no more than memory moves (partial sums may stay in L2), no less than the longer part."""
 
-_LEAST, _MOST = 0.33, 3.0
-"""Assumed: no factor beyond these; such a reading says that something else is wrong."""
+# Assumed widths of effects: what families, tiles, accesses and kernels differ by from what the model says.
+_FAMILY_WIDTH, _SHAPE_WIDTH, _ACCESS_WIDTH, _KERNEL_WIDTH = 0.15, 0.15, 0.1, 0.08
+_FAMILY_TILE_WIDTH, _SHAPE_TILE_WIDTH = 0.5, 0.3
 
-_ROUNDS = 4
-_STEPS = (1.25, 1.08, 1.03)
+_NOISE = 0.08
+"""Assumed: what is left of an error when all constants are right."""
+
+_LINEAR = 2.0
+"""Errors beyond so many times the noise count linearly: something that the model does not know."""
+
+_ROUNDS, _TRIALS = 15, 10
+_ENOUGH = 1e-3
+_NUDGE = 1e-4
+_LONGEST = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +110,22 @@ class _Bound:
     """A reading with what does not change while constants do."""
 
     reading: Reading
-    model: InstanceModel  # with a factor of 1
+    problem: GemmProblem
     traffic: Traffic
     cut: Decomposition
 
 
+_Vector = NDArray[np.float64]
+
+
 class Fit:
-    """Readings of one GPU, and the constants fitted to them."""
+    """Readings of one GPU, and the constants fitted to them.
+
+    Unknowns are logarithms of the constants, and effects whose sums are the logarithms of the kernels'
+    factors (`_Effects`). Each has a width within which it is expected around its start: the less the readings
+    say of it, the nearer it stays. Newton's steps on the squares (Levenberg and Marquardt); errors beyond
+    ``_LINEAR`` count linearly.
+    """
 
     def __init__(
         self,
@@ -98,102 +136,171 @@ class Fit:
     ) -> None:
         self.spec = spec
         self.costs = costs
-        self._round = costs.round.value  # which the models hold
         self.instances = {i.name: i for family in families for i in family.instances()}
-        planner = GemmPlanner(spec, families, replace(costs, factors={}))
+        planner = GemmPlanner(spec, families, costs)
         self._bound: list[_Bound] = []
         for reading in readings:
-            instance = self.instances[reading.instance]
-            plan = planner.plan_with(reading.problem, instance, reading.schedule)
-            traffic = Traffic.of(plan.problem)
-            self._bound.append(_Bound(reading, planner.model(instance), traffic, plan.cut))
-
-    def run(self) -> GemmCosts:
-        """Fit constants and factors in turns; the result is also in ``costs``."""
-        for _ in range(_ROUNDS):
-            self._fit_factors()
-            for step in _STEPS:
-                self._fit_constants(step)
-        self._fit_factors()
-        self._lend_factors()
-        return self.costs
+            plan = planner.plan_with(reading.problem, self.instances[reading.instance], reading.schedule)
+            self._bound.append(_Bound(reading, plan.problem, Traffic.of(plan.problem), plan.cut))
+        self._measured = np.log([bound.reading.microseconds for bound in self._bound])
 
     def errors(self) -> list[float]:
         """log(predicted / measured) of every reading."""
-        return [self._error(bound, self.costs) for bound in self._bound]
+        return [float(error) for error in self._predicted(self.costs) - self._measured]
 
     def root_mean_square(self) -> float:
         """Of the errors: 0.1 is about 10 %."""
         return math.sqrt(statistics.fmean(error * error for error in self.errors()))
 
-    def _error(self, bound: _Bound, costs: GemmCosts) -> float:
-        factor = costs.factors.get(bound.reading.instance, 1.0)
-        clock = self.spec.clock_mhz
-        base = bound.model
-        extra = (costs.round.value - self._round) / clock
-        model = replace(base, element=base.element * factor, round=base.round + extra)
+    def _predicted(self, costs: GemmCosts) -> _Vector:
+        """log(predicted microseconds) of every reading."""
         rates = Rates.of(self.spec, costs, self.spec.sms)
-        weigher = Weigher(model, bound.reading.problem, bound.traffic, rates)
-        return math.log(weigher.key(bound.cut)[0] / bound.reading.microseconds)
+        models: dict[str, InstanceModel] = {}
+        found = np.empty(len(self._bound))
+        for index, bound in enumerate(self._bound):
+            name = bound.reading.instance
+            model = models.get(name)
+            if model is None:
+                model = models[name] = InstanceModel.of(self.instances[name], self.spec, costs)
+            found[index] = Weigher(model, bound.problem, bound.traffic, rates).key(bound.cut)[0]
+        return np.log(found)
 
-    def _fit_factors(self) -> None:
-        groups: dict[str, list[_Bound]] = defaultdict(list)
-        for bound in self._bound:
-            groups[bound.reading.instance].append(bound)
-        self.costs = replace(
-            self.costs, factors={name: self._factor(name, group) for name, group in groups.items()}
-        )
+    def run(self) -> GemmCosts:
+        """Fit constants and factors together; the result is also in ``costs``."""
+        start = self.costs
+        names = tuple(FITTED)
+        effects = _Effects(self.instances)
+        rows = [effects.of(bound.reading.instance) for bound in self._bound]
+        parts = [np.array([row[part] for row in rows]) for part in (0, 1)]
+        widths = np.concatenate([[FITTED[name] for name in names], effects.widths])
+        weights = self._weights()
+        count = len(names)
 
-    def _factor(self, name: str, group: Sequence[_Bound]) -> float:
-        """The best factor of one instance, by golden section on its logarithm."""
+        def costs_at(unknowns: _Vector) -> GemmCosts:
+            return _with(start, names, unknowns[:count], effects.factors(unknowns[count:]))
 
-        def loss(log_factor: float) -> float:
-            costs = replace(self.costs, factors={name: math.exp(log_factor)})
-            return sum(self._error(bound, costs) ** 2 for bound in group) + _HELD * log_factor**2
+        def errors_at(costs: GemmCosts) -> _Vector:
+            return (self._predicted(costs) - self._measured) / _NOISE
 
-        low, high = math.log(_LEAST), math.log(_MOST)
-        inner = (math.sqrt(5) - 1) / 2
-        x, y = high - inner * (high - low), low + inner * (high - low)
-        at_x, at_y = loss(x), loss(y)
-        while high - low > 0.005:
-            if at_x < at_y:
-                high, y, at_y = y, x, at_x
-                x = high - inner * (high - low)
-                at_x = loss(x)
-            else:
-                low, x, at_x = x, y, at_y
-                y = low + inner * (high - low)
-                at_y = loss(y)
-        return round(math.exp((low + high) / 2), 4)
+        def loss_of(errors: _Vector, unknowns: _Vector) -> float:
+            size = np.abs(errors)
+            each = np.where(size < _LINEAR, size**2 / 2, _LINEAR * (size - _LINEAR / 2))
+            return float((weights * each).sum() + ((unknowns / widths) ** 2).sum() / 2)
 
-    def _fit_constants(self, step: float) -> None:
-        best = self.root_mean_square()
-        for name in FITTED_CONSTANTS:
-            for scale in (step, 1 / step):
-                kept, constant = self.costs, getattr(self.costs, name)
-                changes: dict[str, Any] = {name: replace(constant, value=constant.value * scale)}
-                self.costs = replace(kept, **changes)
-                error = self.root_mean_square()
-                if error < best:
-                    best = error
+        unknowns = np.zeros(count + len(effects.widths))
+        errors, costs = errors_at(costs_at(unknowns)), costs_at(unknowns)
+        loss, damping = loss_of(errors, unknowns), 1e-3
+        for _ in range(_ROUNDS):
+            slopes = np.empty((len(errors), len(unknowns)))
+            for index in range(count):
+                nudged = unknowns.copy()
+                nudged[index] += _NUDGE
+                slopes[:, index] = (errors_at(costs_at(nudged)) - errors) / _NUDGE
+            # An effect moves the predictions of its own kernels alone, each as its factor does.
+            slopes[:, count:] = 0.0
+            for part, factor in zip(parts, _nudged(costs), strict=True):
+                slopes[:, count:] += part * ((errors_at(factor) - errors) / _NUDGE)[:, None]
+            heed = weights * np.minimum(1.0, _LINEAR / np.maximum(np.abs(errors), 1e-9))
+            curvature = slopes.T @ (heed[:, None] * slopes) + np.diag(1 / widths**2)
+            gradient = slopes.T @ (heed * errors) + unknowns / widths**2
+            before = loss
+            for _ in range(_TRIALS):
+                damped = curvature + damping * np.diag(np.diag(curvature))
+                moved = unknowns - np.clip(np.linalg.solve(damped, gradient), -_LONGEST, _LONGEST)
+                trial_costs = costs_at(moved)
+                trial = errors_at(trial_costs)
+                loss = loss_of(trial, moved)
+                if loss < before:
+                    unknowns, errors, costs = moved, trial, trial_costs
+                    damping /= 10
                     break
-                self.costs = kept
+                damping *= 5
+            if before - loss < _ENOUGH * before:
+                break
+        self.costs = costs
+        return costs
 
-    def _lend_factors(self) -> None:
-        """An instance without readings gets the median factor of those that are alike but for the access."""
-        alike: dict[tuple[object, ...], list[float]] = defaultdict(list)
-        for name, factor in self.costs.factors.items():
-            alike[_shape(self.instances[name])].append(factor)
-        lent = {
-            name: round(statistics.median(alike[_shape(instance)]), 4)
-            for name, instance in self.instances.items()
-            if name not in self.costs.factors and _shape(instance) in alike
-        }
-        self.costs = replace(self.costs, factors={**self.costs.factors, **lent})
+    def _weights(self) -> _Vector:
+        """Readings near the best of their problem count most: there the choice is made."""
+        best: dict[GemmProblem, float] = {}
+        for bound in self._bound:
+            took = bound.reading.microseconds
+            best[bound.problem] = min(took, best.get(bound.problem, took))
+        return np.array([best[bound.problem] / bound.reading.microseconds for bound in self._bound])
 
 
-def _shape(instance: Instance) -> tuple[object, ...]:
-    return instance.family, instance.bm, instance.bn, instance.bk, instance.items, instance.k_groups
+class _Effects:
+    """What kernels share: a factor is the product of its family's, its tile's, its access's and its own.
+
+    Each effect is an unknown that starts at 0 and is held there by its width, so that a kernel with few
+    readings takes after those that are alike.
+    """
+
+    def __init__(self, instances: Mapping[str, Instance]) -> None:
+        self._index: dict[tuple[object, ...], int] = {}
+        widths: list[float] = []
+        self._of: dict[str, tuple[list[int], list[int]]] = {}
+        for name, one in instances.items():
+            tile = (*sorted((one.bm, one.bn)), one.bk, one.items, one.k_groups)
+            arithmetic = (
+                (("family", one.family), _FAMILY_WIDTH),
+                (("tile", one.family, *tile), _SHAPE_WIDTH),
+                (("access", one.family, one.a, one.b), _ACCESS_WIDTH),
+                (("kernel", name), _KERNEL_WIDTH),
+            )
+            per_tile = (
+                (("family's tile", one.family), _FAMILY_TILE_WIDTH),
+                (("tile's tile", one.family, *tile), _SHAPE_TILE_WIDTH),
+            )
+            found: tuple[list[int], list[int]] = [], []
+            for group, wanted in zip(found, (arithmetic, per_tile), strict=True):
+                for key, width in wanted:
+                    if key not in self._index:
+                        self._index[key] = len(widths)
+                        widths.append(width)
+                    group.append(self._index[key])
+            self._of[name] = found
+        self.widths = np.array(widths)
+
+    def of(self, name: str) -> tuple[_Vector, _Vector]:
+        """Which effects make up the factor and the tile factor of a kernel: 1 where one does, else 0."""
+        rows = np.zeros((2, len(self.widths)))
+        for row, group in zip(rows, self._of[name], strict=True):
+            row[group] = 1.0
+        return rows[0], rows[1]
+
+    def factors(self, effects: _Vector) -> tuple[dict[str, float], dict[str, float]]:
+        """Factor and tile factor of every kernel."""
+        summed = [
+            {name: math.exp(float(effects[groups[part]].sum())) for name, groups in self._of.items()}
+            for part in (0, 1)
+        ]
+        return summed[0], summed[1]
+
+
+def _with(
+    costs: GemmCosts,
+    names: Sequence[str],
+    logarithms: _Vector,
+    factors: tuple[Mapping[str, float], Mapping[str, float]],
+) -> GemmCosts:
+    """Costs whose constants are multiplied, within what is possible, and with these factors."""
+    changes: dict[str, Any] = {"factors": factors[0], "tile_factors": factors[1]}
+    for name, logarithm in zip(names, logarithms, strict=True):
+        constant: Constant = getattr(costs, name)
+        least, most = _POSSIBLE.get(name, (0.0, math.inf))
+        value = min(most, max(least, constant.value * math.exp(float(logarithm))))
+        changes[name] = replace(constant, value=value)
+    return replace(costs, **changes)
+
+
+def _nudged(costs: GemmCosts) -> tuple[GemmCosts, GemmCosts]:
+    """All factors a little larger; all tile factors a little larger."""
+    larger = math.exp(_NUDGE)
+    return (
+        replace(costs, factors={name: larger * value for name, value in costs.factors.items()}),
+        replace(costs, tile_factors={name: larger * value for name, value in costs.tile_factors.items()}),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,12 +345,17 @@ def calibration_record(fit: Fit, source: str, base: GemmCosts = THEORY) -> dict[
     """The fitted constants and factors as the content of a calibration file."""
     constants = {
         name: {"value": float(f"{getattr(fit.costs, name).value:.5g}"), "source": source}
-        for name in FITTED_CONSTANTS
+        for name in FITTED
         if getattr(fit.costs, name).value != getattr(base, name).value
     }
     return {
         "device": fit.spec.name,
         "source": source,
         "constants": constants,
-        "factors": dict(sorted(fit.costs.factors.items())),
+        "factors": _rounded(fit.costs.factors),
+        "tile_factors": _rounded(fit.costs.tile_factors),
     }
+
+
+def _rounded(factors: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, 4) for name, value in sorted(factors.items())}
