@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tilewave.planning import plan as plan
     from tilewave.planning import plan_for as plan_for
     from tilewave.planning import prepare as prepare
+    from tilewave.recording import record as record
 
     __version__: str
 
@@ -30,6 +31,7 @@ _HOMES = {
     "plan": "tilewave.planning",
     "plan_for": "tilewave.planning",
     "prepare": "tilewave.planning",
+    "record": "tilewave.recording",
 }
 
 __all__ = sorted(_HOMES)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from inspect import signature
 from typing import Any
 
+from tilewave import recording
 from tilewave.call import GemmCall, collect
 from tilewave.errors import TilewaveError, UsageError
 from tilewave.host import gpu_for_host_operands, run_on_host
@@ -175,6 +176,8 @@ def _collected(
 
 
 def _execute(call: GemmCall, options: PlanOptions, workspace: Any) -> Any:
+    if recording.ACTIVE:
+        recording.note(call)
     if call.device is None:
         if workspace is not None:
             raise UsageError(
