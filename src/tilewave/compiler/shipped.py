@@ -3,7 +3,8 @@
 A wheel holds one archive an architecture, so that the speed of the product's kernels and the first call do
 not depend on the compiler that a user happens to have; an editable install holds none, and compiles. An entry
 is found by what was compiled, so that an archive of other sources is as good as none. ``TILEWAVE_SHIPPED=0``
-switches the layer off, and so does ``TILEWAVE_NVRTC``: who names a compiler wants it used.
+switches the layer off, and so does ``TILEWAVE_NVRTC``: who names a compiler wants it used. Any other value of
+``TILEWAVE_SHIPPED`` names a directory of archives to use instead of the package's.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ DIRECTORY = Path(__file__).parent.parent / "shipped"
 
 def load(key: str, arch: str) -> Program | None:
     """The shipped program of this content key, or None. Never raises for the state of the archive."""
-    if os.environ.get("TILEWAVE_SHIPPED") == "0" or os.environ.get("TILEWAVE_NVRTC"):
+    asked = os.environ.get("TILEWAVE_SHIPPED")
+    if asked == "0" or os.environ.get("TILEWAVE_NVRTC"):
         return None
-    return _load(DIRECTORY, key, arch)
+    return _load(Path(asked) if asked else DIRECTORY, key, arch)
 
 
 def write(directory: Path, arch: str, programs: Iterable[tuple[str, Program]]) -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,7 +35,9 @@ def compile_all(
 ) -> Iterator[tuple[Instance, str, Program]]:
     """Every (instance, architecture, program), compiled in processes side by side, in order."""
     pairs = [(instance, arch) for arch in architectures for instance in instances]
-    with ProcessPoolExecutor(jobs or os.cpu_count()) as pool:
+    # Spawned: the caller may have threads, or a GPU that a fork could not use.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs or os.cpu_count(), context) as pool:
         for (instance, arch), program in zip(pairs, pool.map(_compile, pairs, chunksize=4), strict=True):
             yield instance, arch, program
 

@@ -216,7 +216,7 @@ class Report:
         """Reports for each kernel by the name before its template arguments; "" for those that name none."""
         counts: dict[str, int] = {}
         for record in self.records:
-            found = re.search(r"sgemm_\d\d_\w+", record)
+            found = _KERNEL.search(record)
             name = found.group() if found else ""
             counts[name] = counts.get(name, 0) + 1
         return counts
@@ -226,6 +226,8 @@ class Report:
         return next((record for record in self.records if re.search(pattern, record)), None)
 
 
+#: A rung's name, or that of one of the library's templates.
+_KERNEL = re.compile(r"sgemm_\d\d_\w+|(?<=tilewave::)\w+(?=<)")
 _PREFIX = re.compile(r"^========= ?")
 _SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:error|hazard)")
 #: Lines at the margin that report nothing.

@@ -381,10 +381,13 @@ class PackedArguments:
 
 
 def _as_c_value(index: int, value: Any) -> Any:
-    """A ctypes value for one kernel argument: array to pointer, int to int32, float to float32."""
+    """A ctypes value for one kernel argument: array to pointer, int to int32, float to float32.
+
+    A ctypes value or array (an argument passed as a struct) is taken as it is.
+    """
     if isinstance(value, DeviceArray):
         return ctypes.c_void_p(value.address)
-    if isinstance(value, ctypes._SimpleCData):
+    if isinstance(value, (ctypes._SimpleCData, ctypes.Array)):
         return value
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
         if not -(2**31) <= value < 2**31:
