@@ -265,11 +265,12 @@ def _overlap(
     """
     out = views["out"]
     for name, view in views.items():
-        if name == "out" or not share_memory(view.address, view.layout, out.address, out.layout):
+        if name == "out":
             continue
         if name == "c" and view.address == out.address and _same_steps(product, along_c, along_out):
             continue
-        return name
+        if share_memory(view.address, view.layout, out.address, out.layout):
+            return name
     return None
 
 

@@ -44,6 +44,13 @@ def test_many_gemms_by_kernels_are_right(emulated: EmulatedExecutor, drawn: Draw
     check_call(drawn, CupyArray)
 
 
+@pytest.mark.long
+@random_calls(250)
+@given(drawn=calls((1, 2, 7, 16, 33, 40, 64, 71, 130), batch_axes=1))
+def test_many_larger_gemms_by_kernels_are_right(emulated: EmulatedExecutor, drawn: Drawn) -> None:
+    check_call(drawn, CupyArray)
+
+
 def test_ragged_sizes(emulated: EmulatedExecutor, rng: Rng) -> None:
     for m, n, k in ((1, 1, 1), (1, 128, 1), (17, 33, 65), (129, 5, 40), (3, 70, 300)):
         a, b = (rng.standard_normal(shape, dtype=F) for shape in ((m, k), (k, n)))
