@@ -20,6 +20,7 @@ from tilewave.compiler.sass.mapping import QUAD, Steady, is_fragment_load, requi
 from tilewave.compiler.sass.registers import FreeRegisters, kept_registers, rename_temporaries
 from tilewave.emulator.sass import Control, Instruction, decode
 from tilewave.emulator.sass.instruction import NO_SCOREBOARD, SCOREBOARDS, Cell
+from tilewave.emulator.sass.latency import ALU, FMA, needs_scoreboard, pipe_of
 from tilewave.emulator.sass.operands import Register
 
 _COPIES, _SOURCES, _LOADED, _STORED, _FRAGMENTS = 0, 1, 2, 3, 4
@@ -172,15 +173,19 @@ def _places(
         first, *rest = steady.loads[order.held, slice_]
         return [first, *steady.loads[swept, slice_], *rest]
 
+    head, tail, toggles, rest = _parts(others, steady)
     for slice_ in range(1, steady.depth):
-        every = min(_LOAD_EVERY, even((width - 2 * _FIRST_LOAD) // len(in_order_of_need(slice_))))
+        # The last loads before the barrier leave room for the stores that must follow them.
+        room = width - 2 * max(_FIRST_LOAD, len(tail) if slice_ == steady.depth - 1 else 0)
+        every = min(_LOAD_EVERY, even(room // len(in_order_of_need(slice_))))
+        require(every >= 2, "there is no room for the loads of a slice")
         for i, index in enumerate(in_order_of_need(slice_)):
             places[(slice_ - 1) * width + _FIRST_LOAD + every * i].append(load(index, slice_))
     last_load = max(places)
 
-    head, tail, toggles, rest = _parts(others, steady)
     barrier = (steady.depth - 1) * width + 4
     every = min(_STORES_EVERY, even((barrier - last_load - 2) // len(tail)))
+    require(every >= 2, "there is no room for the stores before the barrier")
     stores = barrier - every * (len(tail) - 1)
     for i, one in enumerate(tail):
         places[stores + every * i].append(_other(one))
@@ -264,12 +269,11 @@ def _other(one: Instruction) -> _Slot:
             read = _STORED
         case "DEPBAR":
             stall = one.control.stall
-        case "MOV" | "IMAD" | "IADD3" | "VIADD" | "LOP3.LUT" | "ISETP" | "BAR" | "HFMA2.MMA" | "LEA":
-            require(one.control.write_barrier == NO_SCOREBOARD, f"{one.text} has a scoreboard")
         case "LDS" if _never(one):
             pass
-        case _:
-            require(False, f"{one.text} is not foreseen in a steady loop")
+        case name:
+            known = name == "BAR" or pipe_of(name) in (FMA, ALU)
+            require(known and not needs_scoreboard(one), f"{one.text} is not foreseen in a steady loop")
     stall = max(1, min(stall, 4))
     control = Control(stall=stall, write_barrier=write, read_barrier=read)
     return _Slot(decode(control.into_word(one.word), 0, 90), control)

@@ -49,30 +49,94 @@ def successors(code: Sequence[Instruction]) -> list[tuple[int, ...]]:
     return found
 
 
+_Condition = tuple[Cell, bool] | None
+_Need = tuple[Cell, _Condition]
+"""A cell whose value is needed: always (None), or only where a predicate is true (or, with True, is not)."""
+
+
 def live_before(code: Sequence[Instruction]) -> list[frozenset[Cell]]:
     """The cells whose value may still be read, before every instruction.
 
-    A guarded write does not end a value's life. Where it can be told that a called routine returns to behind
-    the call, each call is followed by itself; else a return leads behind every call.
+    A guarded write ends a value's life for reads under the same guard. Where it can be told that a called
+    routine returns to behind the call, each call is followed by itself; else a return leads behind all calls.
     """
     nodes, after = _with_calls_unfolded(code)
-    reads = [frozenset(one.reads) for one in code]
-    kills = [frozenset(one.writes) if one.guard.is_true else frozenset() for one in code]
-    live: list[frozenset[Cell]] = [frozenset()] * len(nodes)
+    steps = _Needs(code)
+    live = [0] * len(nodes)
     changed = True
     while changed:
         changed = False
         for node in range(len(nodes) - 1, -1, -1):
-            i = nodes[node]
-            out = frozenset[Cell]().union(*(live[j] for j in after[node]))
-            new = reads[i] | (out - kills[i])
+            out = 0
+            for following in after[node]:
+                out |= live[following]
+            new = steps.before(nodes[node], out)
             if new != live[node]:
                 live[node] = new
                 changed = True
     found = live[: len(code)]
     for node in range(len(code), len(nodes)):
         found[nodes[node]] |= live[node]
-    return found
+    return [steps.cells(needs) for needs in found]
+
+
+class _Needs:
+    """What an instruction does to the set of needs behind it; a set is an integer, a bit for each need."""
+
+    def __init__(self, code: Sequence[Instruction]) -> None:
+        read = [[(cell, _guard(one)) for cell in one.reads] for one in code]
+        self._bits: dict[_Need, int] = {}
+        of_cell: dict[Cell, int] = {}
+        of_predicate: dict[Cell, int] = {}
+        for need in (need for needs in read for need in needs):
+            for cell, condition in (need, (need[0], None)):
+                bit = self._bits.setdefault((cell, condition), 1 << len(self._bits))
+                of_cell[cell] = of_cell.get(cell, 0) | bit
+                if condition is not None:
+                    of_predicate[condition[0]] = of_predicate.get(condition[0], 0) | bit
+        # The guard itself is needed always.
+        self._gained = []
+        for one, needs in zip(code, read, strict=True):
+            guard = _guard(one)
+            gained = 0
+            for cell, condition in needs:
+                unconditional = guard is not None and cell == guard[0]
+                gained |= self._bits[cell, None if unconditional else condition]
+            self._gained.append(gained)
+        self._kept = []
+        self._decided = []
+        for one in code:
+            guard, kept, decided = _guard(one), -1, 0
+            for cell in one.writes:
+                ended = of_cell.get(cell, 0) if guard is None else self._bits.get((cell, guard), 0)
+                kept &= ~ended
+                decided |= of_predicate.get(cell, 0)
+            self._kept.append(kept)
+            self._decided.append(decided)
+        self._by_bit = list(self._bits)
+
+    def before(self, index: int, out: int) -> int:
+        """The needs before an instruction, of those behind it."""
+        if unknown := out & self._decided[index]:
+            # Before the instruction, a condition on a predicate that it writes is not known to hold.
+            out &= ~unknown
+            for cell in self.cells(unknown):
+                out |= self._bits[cell, None]
+        return self._gained[index] | (out & self._kept[index])
+
+    def cells(self, needs: int) -> frozenset[Cell]:
+        """The cells in a set of needs."""
+        found = []
+        while needs:
+            lowest = needs & -needs
+            found.append(self._by_bit[lowest.bit_length() - 1][0])
+            needs ^= lowest
+        return frozenset(found)
+
+
+def _guard(one: Instruction) -> _Condition:
+    guard = one.guard
+    return None if guard.is_true else (("UP" if guard.uniform else "P", guard.index), guard.negate)
 
 
 def _with_calls_unfolded(code: Sequence[Instruction]) -> tuple[list[int], list[tuple[int, ...]]]:

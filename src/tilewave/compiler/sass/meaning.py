@@ -22,7 +22,11 @@ _FORM = 0xE00
 _REGISTER_FORM = 0x200
 _FACTOR_SIGNS = 1 << 72 | 1 << 73 | 1 << 62 | 1 << 63
 
-_COMPUTES = frozenset({"FFMA", "MOV", "IMAD", "IADD3", "VIADD", "LOP3.LUT", "ISETP", "HFMA2.MMA", "LEA"})
+_COMPUTES = frozenset(
+    {"FFMA", "FADD", "FMUL", "HFMA2.MMA", "IMAD", "IMAD.WIDE", "IMAD.HI", "IADD3", "VIADD"}
+    | {"LEA", "LOP3.LUT", "SHF", "PRMT", "SEL", "MOV", "ISETP"}
+)
+"""Instructions whose results depend on nothing but their operands."""
 _SYNCHRONISES = frozenset({"STS", "DEPBAR", "BAR"})
 _COPIES = frozenset({"LDGSTS", "LDGDEPBAR"})
 
