@@ -2,7 +2,8 @@
 
     python benchmarks/suite_page.py [--check]
 
-Everything comes from benchmarks/results/suite_h200.json, which benchmarks/suite.py writes. The texts stand
+Everything comes from benchmarks/results/suite_h200.json, which `tilewave bench workloads squares --json FILE`
+writes. The texts stand
 between `<!-- suite NAME -->` and `<!-- end of suite NAME -->`.
 """
 
@@ -16,12 +17,18 @@ import statistics
 import sys
 import textwrap
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from tilewave.bench.products.picture import draw as draw_run
+from tilewave.bench.products.records import BenchRun, load_run
+from tilewave.bench.products.table import pair, ratios
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "suite_h200.json"
 PICTURE = ROOT / "docs" / "images" / "suite-h200.png"
+ROOFLINE = ROOT / "docs" / "images" / "suite-h200-roofline.png"
 PAGES = ("README.md", "docs/speed.md")
 FAMILIES = {
     "deepbench": "DeepBench",
@@ -52,10 +59,26 @@ Row = dict[str, Any]
 class Suite:
     """The readings of one file: `ratio` is how many times as fast as cuBLAS a product ran."""
 
-    def __init__(self, record: dict[str, Any]) -> None:
-        self.rows: list[Row] = [row for row in record["rows"] if row["problem"] is None]
-        self.wrong: list[Row] = [row for row in record["rows"] if row["problem"] is not None]
-        self.environment: dict[str, Any] = record["environment"]
+    def __init__(self, run: BenchRun) -> None:
+        self.run = run
+        ours, cublas = pair(run)
+        self.rows: list[Row] = []
+        for result, ratio in ratios(run).values():
+            mine, theirs = result.reading(ours or ""), result.reading(cublas or "")
+            assert mine is not None  # or there would be no ratio
+            assert theirs is not None
+            self.rows.append(
+                {
+                    "product": asdict(result.product),
+                    "title": str(result.product),
+                    "microseconds": mine.microseconds,
+                    "cublas_microseconds": theirs.microseconds,
+                    "ratio": ratio,
+                    "plan": mine.plan,
+                }
+            )
+        self.wrong = [one for one in run.results if one.product.name not in ratios(run)]
+        self.environment: dict[str, Any] = run.environment
 
     @property
     def digest(self) -> str:
@@ -125,7 +148,7 @@ class Suite:
 
 def load(path: Path = RESULTS) -> Suite:
     """The committed readings. A family without a title is an error."""
-    suite = Suite(json.loads(path.read_text(encoding="utf-8")))
+    suite = Suite(load_run(path))
     unknown = {row["product"]["family"] for row in suite.rows} - set(FAMILIES)
     if unknown:
         raise SystemExit(f"{path.name} holds families without a title: {', '.join(sorted(unknown))}")
@@ -202,6 +225,7 @@ def main() -> None:
     if options.check:
         sys.exit(f"out of date: {', '.join(stale)}" if stale else 0)
     draw(suite, PICTURE)
+    draw_run(suite.run, ROOFLINE)
     print("\n".join(suite.summary()))
 
 

@@ -85,10 +85,17 @@ def _draw_roofline(axes: Axes, run: BenchRun) -> None:
     )
     axes.set_xscale("log")
     axes.set_yscale("log")
+    axes.xaxis.set_major_formatter(_plain)
+    axes.yaxis.set_major_formatter(_plain)
     axes.set_xlabel("operations per byte that must move")
     axes.set_ylabel("TFLOP/s")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="lower right", frameon=False, fontsize=8)
+
+
+def _plain(value: float, _: int) -> str:
+    """A tick of a logarithmic axis as people write it."""
+    return f"{value:,g}"
 
 
 def _draw_families(axes: Axes, run: BenchRun, families: list[str]) -> None:
@@ -108,12 +115,13 @@ def _draw_families(axes: Axes, run: BenchRun, families: list[str]) -> None:
         end = min(mean, _MOST)
         axes.barh(place, end - 1, left=1, height=0.6, color=colour, alpha=0.35)
         shown = [min(value, _MOST) for value in values[family]]
-        axes.scatter(shown, [place] * len(shown), s=14, color=colour, zorder=3)
+        colours = [_OURS if value >= 1 else _THEIRS for value in shown]
+        axes.scatter(shown, [place] * len(shown), s=14, c=colours, zorder=3)
         most = max(values[family])
         beyond = f" (one {most:.0f})" if most > _MOST else ""
         axes.annotate(
             f"{mean:.2f}{beyond}",
-            (max(*shown, end), place),
+            (max(1.0, end, *shown), place),
             xytext=(6, 0),
             textcoords="offset points",
             va="center",
@@ -123,7 +131,7 @@ def _draw_families(axes: Axes, run: BenchRun, families: list[str]) -> None:
     axes.set_yticks(range(len(families)), families)
     axes.set_xscale("log")
     every = [min(value, _MOST) for group in values.values() for value in group]
-    low, high = min(0.8, min(every) / 1.15), max(1.25, max(every) * 1.5)
+    low, high = min(0.8, min(every) / 1.15), max(1.25, max(every) * 2.0)
     ticks = [tick for tick in (0.25, 0.35, 0.5, 0.7, 1, 1.4, 2, 2.8, 4, 8) if low <= tick <= high]
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
