@@ -99,8 +99,18 @@ def measure(product: SuiteProduct, setting: Setting, rng: np.random.Generator) -
             if readings[word].rejected is not None:
                 del works[word]
         if works:
-            calls = {word: units[word].calls for word in works}
-            readings |= _timed(setting, product, works, calls, {word: readings[word] for word in works})
+            watch = _ByWork({work: EventsOfStream(bench, units[word].calls) for word, work in works.items()})
+            readings |= time_in_turn(
+                works,
+                watch,
+                {word: readings[word] for word in works},
+                flops=product.flops,
+                peak_tflops=bench.spec.peak_fp32_tflops,
+                launch_floor_us=setting.launch_floor_us,
+                rounds=setting.rounds,
+                calls=max(units[word].calls for word in works),
+                state=setting.state,
+            )
         for word in works:
             readings[word] = replace(readings[word], host_us=_host_us(bench, entries[word], readings[word]))
     result = Result(product, setting.mode, sets, graph, tuple(readings.values()))
@@ -164,30 +174,34 @@ def _checked(
     )
 
 
-def _timed(
-    setting: Setting,
-    product: SuiteProduct,
+def time_in_turn(
     works: Mapping[str, Callable[[], None]],
-    calls: Mapping[str, int],
+    stopwatch: Stopwatch,
     readings: Mapping[str, Reading],
+    *,
+    flops: float,
+    peak_tflops: float,
+    launch_floor_us: float,
+    rounds: int,
+    calls: int = 1,
+    state: Callable[[], GpuState] | None = None,
 ) -> dict[str, Reading]:
-    bench = setting.bench
-    watches: dict[Callable[[], None], Stopwatch] = {
-        work: EventsOfStream(bench, calls[word]) for word, work in works.items()
-    }
+    """The readings with the times of interleaved rounds and the GPU's state after each, rejected if need be.
+
+    ``stopwatch`` tells milliseconds a product; a unit of work is ``calls`` products at most.
+    """
     seen: dict[str, list[GpuState]] = {word: [] for word in works}
 
     def observe(word: str) -> None:
-        if setting.state is not None:
-            seen[word].append(setting.state())
+        if state is not None:
+            seen[word].append(state())
 
-    per_unit = max(calls.values())
     times = interleave(
         [Contender(word, work) for word, work in works.items()],
-        _ByWork(watches),
-        rounds=setting.rounds,
-        minimum_sample_ms=SAMPLE_MS / per_unit,
-        warm_up_ms=WARM_UP_MS / per_unit,
+        stopwatch,
+        rounds=rounds,
+        minimum_sample_ms=SAMPLE_MS / calls,
+        warm_up_ms=WARM_UP_MS / calls,
         observe=observe,
     )
     found = {}
@@ -200,8 +214,7 @@ def _timed(
             power_w=tuple(round(one.power_w, 1) for one in states if one.power_w is not None),
             throttling=tuple(sorted({reason for one in states for reason in one.throttling})),
         )
-        rejected = why_rejected(reading, product.flops, bench.spec.peak_fp32_tflops, setting.launch_floor_us)
-        found[word] = replace(reading, rejected=rejected)
+        found[word] = replace(reading, rejected=why_rejected(reading, flops, peak_tflops, launch_floor_us))
     return found
 
 

@@ -93,7 +93,7 @@ def _draw_roofline(axes: Axes, run: BenchRun) -> None:
     axes.legend(loc="lower right", frameon=False, fontsize=8)
 
 
-def _plain(value: float, _: int) -> str:
+def _plain(value: float, _: float) -> str:
     """A tick of a logarithmic axis as people write it."""
     return f"{value:,g}"
 
