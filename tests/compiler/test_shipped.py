@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tilewave.compiler import Source, compile_source, shipped
+from tilewave.compiler import Program, Source, compile_source, shipped
 from tilewave.compiler import program as compiler_program
 
 KERNEL = 'extern "C" __global__ void k(float* x) { x[threadIdx.x] = NUMBER; }'
@@ -14,6 +14,10 @@ KERNEL = 'extern "C" __global__ void k(float* x) { x[threadIdx.x] = NUMBER; }'
 
 def source(number: int) -> Source:
     return Source.from_text("k.cu", f"#define NUMBER {number}.0f\n{KERNEL}")
+
+
+def compile_shipped(text: Source, arch: str = "sm_90") -> Program:
+    return compile_source(text, ["k"], arch, machine_code_only=True)
 
 
 def key_of(text: Source, arch: str) -> str:
@@ -31,9 +35,26 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_shipped_program_is_used(archive: Path) -> None:
-    program = compile_source(source(1), ["k"], "sm_90")
+    program = compile_shipped(source(1))
     assert program.cubin == compile_source(source(2), ["k"], "sm_90").cubin
     assert program.kernels["k"].resources.registers > 0
+    assert program.ptx == ""
+
+
+def test_who_needs_ptx_gets_it(archive: Path) -> None:
+    program = compile_source(source(1), ["k"], "sm_90")
+    assert ".entry k" in program.ptx
+    assert program.cubin != compile_shipped(source(1)).cubin
+
+
+def test_another_directory_can_be_named(
+    archive: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    other = compile_source(source(2), ["k"], "sm_90")
+    shipped.write(tmp_path / "named", "sm_90", [(key_of(source(3), "sm_90"), other)])
+    monkeypatch.setenv("TILEWAVE_SHIPPED", str(tmp_path / "named"))
+    assert compile_shipped(source(3)).cubin == other.cubin
+    assert compile_shipped(source(1)).cubin != other.cubin
 
 
 def test_no_compiler_is_needed_for_it(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +62,7 @@ def test_no_compiler_is_needed_for_it(archive: Path, monkeypatch: pytest.MonkeyP
         raise AssertionError("the compiler was asked for")
 
     monkeypatch.setattr(compiler_program, "compiler_version", missing)
-    assert compile_source(source(1), ["k"], "sm_90").arch == "sm_90"
+    assert compile_shipped(source(1)).arch == "sm_90"
 
 
 @pytest.mark.parametrize("variable", ["TILEWAVE_SHIPPED", "TILEWAVE_NVRTC"])
@@ -51,13 +72,13 @@ def test_it_can_be_switched_off(archive: Path, monkeypatch: pytest.MonkeyPatch, 
     value = "0" if variable == "TILEWAVE_SHIPPED" else str(library_path())
     monkeypatch.setenv(variable, value)
     other = compile_source(source(2), ["k"], "sm_90")
-    assert compile_source(source(1), ["k"], "sm_90").cubin != other.cubin
+    assert compile_shipped(source(1)).cubin != other.cubin
 
 
 def test_other_sources_and_architectures_are_compiled(archive: Path) -> None:
     other = compile_source(source(2), ["k"], "sm_90").cubin
-    assert compile_source(source(3), ["k"], "sm_90").cubin != other
-    assert compile_source(source(1), ["k"], "sm_80").arch == "sm_80"
+    assert compile_shipped(source(3)).cubin != other
+    assert compile_shipped(source(1), "sm_80").arch == "sm_80"
 
 
 @pytest.mark.parametrize("damage", ["truncated", "garbled", "empty"])
@@ -73,7 +94,7 @@ def test_a_damaged_archive_is_as_good_as_none(archive: Path, damage: str) -> Non
     shipped._load.cache_clear()
     shipped._archive.cache_clear()
     other = compile_source(source(2), ["k"], "sm_90").cubin
-    assert compile_source(source(1), ["k"], "sm_90").cubin != other
+    assert compile_shipped(source(1)).cubin != other
 
 
 def test_the_same_programs_give_the_same_archive(archive: Path, tmp_path: Path) -> None:

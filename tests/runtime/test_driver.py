@@ -117,6 +117,7 @@ def test_probe_never_raises_without_libcuda(monkeypatch: pytest.MonkeyPatch, cud
 def test_probe_never_raises_without_cuda_bindings(monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda) -> None:
     monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
+    monkeypatch.delattr("cuda.bindings.driver", raising=False)  # what an earlier import left
     driver.probe.cache_clear()
     assert "pip install 'cuda-bindings" in (driver.probe().reason or "")
 

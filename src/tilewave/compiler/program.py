@@ -42,12 +42,20 @@ _programs: dict[str, Program] = {}
 _compiling: dict[str, threading.Lock] = {}
 
 
-def compile_source(source: Source, entries: Sequence[str], arch: str, options: Sequence[str] = ()) -> Program:
+def compile_source(
+    source: Source,
+    entries: Sequence[str],
+    arch: str,
+    options: Sequence[str] = (),
+    *,
+    machine_code_only: bool = False,
+) -> Program:
     """Compile ``source`` for ``arch`` (``sm_90``, ``sm_121``, ...) without a GPU or driver.
 
     ``entries`` are the name expressions of the kernels to instantiate, such as ``sgemm_01_naive`` or
     ``gemm<128, 256>``. ``options`` are further options of NVRTC; one that is among ``DEFAULT_OPTIONS``
     replaces that default. What was compiled before, by this process or an earlier one, is not compiled again.
+    ``machine_code_only``: the program may be one that came with the package, whose ``ptx`` is empty.
 
     Raises ``CompileError`` with the compiler's log, ``ToolchainError`` without a usable NVRTC, ``UsageError``
     for an argument that makes no sense. Safe to call from any thread.
@@ -57,8 +65,10 @@ def compile_source(source: Source, entries: Sequence[str], arch: str, options: S
     if not entries:
         raise UsageError("entries names no kernel to compile")
     options = _merge_options(_checked_strings("options", options))
-    if (program := shipped.load(content_key(source, entries, arch, options), arch)) is not None:
-        return program
+    if machine_code_only:
+        program = shipped.load(content_key(source, entries, arch, options), arch)
+        if program is not None:
+            return program
     key = _key(source, entries, arch, options)
     if (program := _programs.get(key)) is not None:
         return program

@@ -21,7 +21,8 @@ class Kernel:
 class Program:
     """A compiled source: machine code for one architecture, the PTX it came from, and the compiler's log.
 
-    ``kernels`` maps each name expression to its kernel; ``compiler`` reads ``"NVRTC 13.5.37"``.
+    ``kernels`` maps each name expression to its kernel; ``compiler`` reads ``"NVRTC 13.5.37"``. ``ptx`` is
+    empty in a program that came with the package.
     """
 
     arch: str

@@ -1,10 +1,13 @@
 """Programs that came with the package: a read-only layer before the cache, made with one compiler.
 
 A wheel holds one archive an architecture, so that the speed of the product's kernels and the first call do
-not depend on the compiler that a user happens to have; an editable install holds none, and compiles. An entry
-is found by what was compiled, so that an archive of other sources is as good as none. ``TILEWAVE_SHIPPED=0``
-switches the layer off, and so does ``TILEWAVE_NVRTC``: who names a compiler wants it used. Any other value of
-``TILEWAVE_SHIPPED`` names a directory of archives to use instead of the package's.
+not depend on the compiler that a user happens to have; an editable install holds none, and compiles. Entries
+hold machine code and the compiler's log. PTX, which would double a wheel, is left out: only the emulator needs
+it, and a GPU newer than the compiler, whose code has to be made there anyway. An entry is found by what was
+compiled, so that an archive of other sources is as good as none.
+
+``TILEWAVE_SHIPPED=0`` switches the layer off, and so does ``TILEWAVE_NVRTC``: who names a compiler wants it
+used. Any other value of ``TILEWAVE_SHIPPED`` names a directory of archives to use instead of the package's.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import functools
 import os
 import zipfile
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from tilewave.compiler import cache
@@ -23,7 +27,7 @@ DIRECTORY = Path(__file__).parent.parent / "shipped"
 
 
 def load(key: str, arch: str) -> Program | None:
-    """The shipped program of this content key, or None. Never raises for the state of the archive."""
+    """The shipped program of this content key, without PTX, or None; never raises for the archive's state."""
     asked = os.environ.get("TILEWAVE_SHIPPED")
     if asked == "0" or os.environ.get("TILEWAVE_NVRTC"):
         return None
@@ -31,9 +35,9 @@ def load(key: str, arch: str) -> Program | None:
 
 
 def write(directory: Path, arch: str, programs: Iterable[tuple[str, Program]]) -> Path:
-    """Write the archive of an architecture: (content key, program) pairs. Returns its path.
+    """Write the archive of an architecture: (content key, program) pairs, their PTX left out.
 
-    The same programs give the same bytes.
+    Returns its path. The same programs give the same bytes.
     """
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{arch}.zip"
@@ -42,7 +46,7 @@ def write(directory: Path, arch: str, programs: Iterable[tuple[str, Program]]) -
         for key, program in sorted(programs, key=lambda pair: pair[0]):
             entry = zipfile.ZipInfo(key)  # dated 1980, whenever it is written
             entry.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(entry, cache.encode(key, program))
+            archive.writestr(entry, cache.encode(key, replace(program, ptx="")))
     temporary.replace(path)
     return path
 

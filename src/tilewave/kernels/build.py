@@ -17,7 +17,13 @@ def source_of(header: str) -> Source:
     return Source.from_text(name, f'#include "{header}"\n', {header: template.text, **template.headers})
 
 
-def compile_instance(instance: Instance, arch: str) -> tuple[Program, Kernel]:
-    """The program that holds an instance, and the kernel in it."""
-    program = compile_source(source_of(instance.header), [instance.entry], arch)
+def compile_instance(
+    instance: Instance, arch: str, *, machine_code_only: bool = False
+) -> tuple[Program, Kernel]:
+    """The program that holds an instance, and the kernel in it.
+
+    With ``machine_code_only`` it is the one that came with the package, if that has it: without PTX.
+    """
+    source = source_of(instance.header)
+    program = compile_source(source, [instance.entry], arch, machine_code_only=machine_code_only)
     return program, program.kernels[instance.entry]

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import multiprocessing
 import os
@@ -31,14 +32,22 @@ def every_instance() -> tuple[Instance, ...]:
 
 
 def compile_all(
-    instances: Sequence[Instance], architectures: Iterable[str], jobs: int | None = None
+    instances: Sequence[Instance],
+    architectures: Iterable[str],
+    jobs: int | None = None,
+    *,
+    machine_code_only: bool = True,
 ) -> Iterator[tuple[Instance, str, Program]]:
-    """Every (instance, architecture, program), compiled in processes side by side, in order."""
+    """Every (instance, architecture, program), compiled in processes side by side, in order.
+
+    ``machine_code_only`` as in `compile_instance`.
+    """
+    compiling = functools.partial(_compile, machine_code_only=machine_code_only)
     pairs = [(instance, arch) for arch in architectures for instance in instances]
     # Spawned: the caller may have threads, or a GPU that a fork could not use.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs or os.cpu_count(), context) as pool:
-        for (instance, arch), program in zip(pairs, pool.map(_compile, pairs, chunksize=4), strict=True):
+        for (instance, arch), program in zip(pairs, pool.map(compiling, pairs, chunksize=4), strict=True):
             yield instance, arch, program
 
 
@@ -50,7 +59,7 @@ def shipped_key(instance: Instance, arch: str) -> str:
 def write_archives(directory: Path, architectures: Sequence[str], jobs: int | None = None) -> list[Path]:
     """Write the archives of these architectures with all instances in them."""
     programs: dict[str, list[tuple[str, Program]]] = {arch: [] for arch in architectures}
-    for instance, arch, program in compile_all(every_instance(), architectures, jobs):
+    for instance, arch, program in _compile_anew(architectures, jobs):
         programs[arch].append((shipped_key(instance, arch), program))
     return [shipped.write(directory, arch, found) for arch, found in programs.items()]
 
@@ -58,7 +67,7 @@ def write_archives(directory: Path, architectures: Sequence[str], jobs: int | No
 def write_resources(path: Path, architectures: Sequence[str], jobs: int | None = None) -> None:
     """Write registers a thread, spilled bytes and static shared bytes of all instances as JSON."""
     table: dict[str, dict[str, list[int]]] = {arch: {} for arch in architectures}
-    for instance, arch, program in compile_all(every_instance(), architectures, jobs):
+    for instance, arch, program in _compile_anew(architectures, jobs):
         resources = program.kernels[instance.entry].resources
         spilled = resources.spill_store_bytes + resources.spill_load_bytes
         table[arch][instance.name] = [resources.registers, spilled, resources.static_shared_bytes]
@@ -77,8 +86,13 @@ def _rows_on_one_line(text: str) -> str:
     return re.sub(r"\[\s+([\d,\s]+?)\s+\]", lambda match: "[" + " ".join(match[1].split()) + "]", text)
 
 
-def _compile(pair: tuple[Instance, str]) -> Program:
-    return compile_instance(*pair)[0]
+def _compile(pair: tuple[Instance, str], machine_code_only: bool) -> Program:
+    return compile_instance(*pair, machine_code_only=machine_code_only)[0]
+
+
+def _compile_anew(architectures: Sequence[str], jobs: int | None) -> Iterator[tuple[Instance, str, Program]]:
+    """Every instance as the compiler of this process makes it, whatever came with the package."""
+    return compile_all(every_instance(), architectures, jobs, machine_code_only=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -97,6 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.archives is not None:
         for path in write_archives(options.archives, architectures, options.jobs):
             print(f"{path}: {path.stat().st_size:,} bytes")
+        print(f"{len(every_instance())} kernels for each, by {compiler_version()}")
 
 
 if __name__ == "__main__":

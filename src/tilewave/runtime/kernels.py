@@ -63,7 +63,8 @@ class GpuState:
 
     def _load(self, instance: Instance) -> Any:
         arch = choose_arch(self.spec.compute_capability, driver_cuda_version())
-        program, kernel = compile_instance(instance, arch.arch)
+        machine_code_only = arch.image == "cubin"
+        program, kernel = compile_instance(instance, arch.arch, machine_code_only=machine_code_only)
         with self._lock, self.context():
             if instance.name in self._kernels:
                 return self._kernels[instance.name]
