@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 from tilewave.planner.gemm.costs import THEORY
@@ -42,3 +44,17 @@ def test_planning_was_measured_to_be_fast_enough() -> None:
     assert record["problems"] >= 300
     assert record["cold"]["p95"] < 500
     assert record["cached"]["p95"] < 2
+
+
+def test_the_calibration_s_tables_are_the_committed_readings() -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "calibration_page.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_calibrated_choices_are_as_good_as_they_should_be() -> None:
+    record = json.loads((ROOT / "benchmarks" / "results" / "gemm_calibration_h200.json").read_text())
+    for part in ("all", "random"):
+        judged = record["held_out"]["calibrated"][part]
+        assert judged["median"] < 1.05
+        assert judged["p95"] < 1.15

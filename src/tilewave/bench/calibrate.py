@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
 import secrets
 import statistics
@@ -230,15 +231,21 @@ def _summary(lost: Iterable[Loss], errors: Sequence[float], at_random: set[GemmP
         "all": _percentiles([loss.ratio for loss in ordered]),
         "random": _percentiles([loss.ratio for loss in ordered if loss.problem in at_random]),
         "error": round(statistics.fmean(error * error for error in errors) ** 0.5, 4),
+        "within": {
+            str(share): round(sum(abs(e) < math.log(1 + share) for e in errors) / len(errors), 4)
+            for share in (0.05, 0.1, 0.2, 0.5)
+        },
         "worst": [
             {
                 "problem": str(loss.problem),
+                "ratio": round(loss.ratio, 3),
                 "chosen": f"{loss.chosen.instance} {loss.chosen.schedule}",
                 "us": loss.chosen.microseconds,
-                "predicted": round(loss.predicted, 2),
+                "predicted": round(loss.predicted.total, 2),
                 "best": f"{loss.best.instance} {loss.best.schedule}",
                 "best_us": loss.best.microseconds,
-                "best_predicted": round(loss.best_predicted, 2),
+                "best_predicted": round(loss.best_predicted.total, 2),
+                "reason": loss.reason,
             }
             for loss in ordered[:_WORST]
         ],

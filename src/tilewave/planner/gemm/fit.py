@@ -21,6 +21,7 @@ from tilewave.kernels.instances import Family, Instance
 from tilewave.planner.cost import Constant
 from tilewave.planner.gemm.costs import THEORY, GemmCosts
 from tilewave.planner.gemm.estimate import InstanceModel, Rates, Traffic, Weigher
+from tilewave.planner.gemm.records import GemmEstimate
 from tilewave.planner.gemm.select import GemmPlanner
 from tilewave.planner.schedules import Decomposition, Schedule, ScheduleKind
 from tilewave.problem import GemmProblem, MatrixLayout
@@ -310,13 +311,23 @@ class Loss:
     problem: GemmProblem
     chosen: Reading
     best: Reading
-    predicted: float
-    best_predicted: float
+    predicted: GemmEstimate
+    best_predicted: GemmEstimate
 
     @property
     def ratio(self) -> float:
         """Time of the choice over time of the best."""
         return self.chosen.microseconds / self.best.microseconds
+
+    @property
+    def reason(self) -> str:
+        """Which of the two was misjudged more, by how much, and what the model took it to be bound by."""
+        chosen = self.chosen.microseconds / self.predicted.total
+        best = self.best.microseconds / self.best_predicted.total
+        who, took, estimate = "choice", chosen, self.predicted
+        if abs(math.log(best)) > abs(math.log(chosen)):
+            who, took, estimate = "best", best, self.best_predicted
+        return f"the {who} took {took:.2f} times its prediction, bound by {estimate.limit}"
 
 
 def losses(
@@ -333,9 +344,9 @@ def losses(
         if len(group) < 2:
             continue
         predicted = [
-            planner.plan_with(problem, instances[one.instance], one.schedule).estimate.total for one in group
+            planner.plan_with(problem, instances[one.instance], one.schedule).estimate for one in group
         ]
-        least = min(range(len(group)), key=predicted.__getitem__)
+        least = min(range(len(group)), key=lambda i: predicted[i].total)
         best = min(range(len(group)), key=lambda i: group[i].microseconds)
         found.append(Loss(problem, group[least], group[best], predicted[least], predicted[best]))
     return sorted(found, key=lambda loss: -loss.ratio)
