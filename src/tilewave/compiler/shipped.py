@@ -2,9 +2,9 @@
 
 A wheel holds one archive an architecture, so that the speed of the product's kernels and the first call do
 not depend on the compiler that a user happens to have; an editable install holds none, and compiles. Entries
-hold machine code and the compiler's log. PTX, which would double a wheel, is left out: only the emulator needs
-it, and a GPU newer than the compiler, whose code has to be made there anyway. An entry is found by what was
-compiled, so that an archive of other sources is as good as none.
+hold machine code and the compiler's log. PTX, which would double a wheel, is left out: only the emulator
+needs it, and a GPU newer than the compiler, whose code has to be made there anyway. An entry is found by what
+was compiled, so that an archive of other sources is as good as none.
 
 ``TILEWAVE_SHIPPED=0`` switches the layer off, and so does ``TILEWAVE_NVRTC``: who names a compiler wants it
 used. Any other value of ``TILEWAVE_SHIPPED`` names a directory of archives to use instead of the package's.

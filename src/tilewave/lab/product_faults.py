@@ -72,8 +72,8 @@ FAULTS = (
     ),
     ProductFault(
         "small_tile: one row too many is stored",
-        "tile_output.cuh",
-        Edit("row >= window.row_end", "row > window.row_end", count=3),
+        "kernels/small_tile.cuh",
+        Edit("window = {row0, args.m,", "window = {row0, args.m + 1,"),
         "small_tile",
         "_nt_4",
         Dealing.STREAM_K,
