@@ -110,12 +110,12 @@ def why_rejected(reading: Reading, flops: float, peak_tflops: float, launch_floo
     return None
 
 
-def drift(times: Sequence[float]) -> float:
-    """How much longer the last third of these times is than the first, as a share; 0 below six of them."""
-    third = len(times) // 3
-    if third < 2:
+def drift(values: Sequence[float]) -> float:
+    """How much larger the last third of these values is than the first, as a share; 0 for less than four."""
+    if len(values) < 4:
         return 0.0
-    return statistics.median(times[-third:]) / statistics.median(times[:third]) - 1
+    third = max(2, len(values) // 3)
+    return statistics.median(values[-third:]) / statistics.median(values[:third]) - 1
 
 
 def flags(result: Result, bandwidth_gb_s: float, l2_bytes: int) -> tuple[str, ...]:
@@ -127,9 +127,8 @@ def flags(result: Result, bandwidth_gb_s: float, l2_bytes: int) -> tuple[str, ..
             said.append(f"noisy: {one.contender} varies by {one.spread:.0%}")
         moved = drift(one.rounds_us)
         if abs(moved) > DRIFTED:
-            said.append(
-                f"drift: {one.contender} became {abs(moved):.0%} {'slower' if moved > 0 else 'faster'}"
-            )
+            direction = "slower" if moved > 0 else "faster"
+            said.append(f"drift: {one.contender} became {abs(moved):.0%} {direction}{_clock_moved(one)}")
         if one.throttling:
             said.append(f"throttled: {one.contender} ({', '.join(one.throttling)})")
     clocks = {one.contender: statistics.median(one.clocks_mhz) for one in counted if one.clocks_mhz}
@@ -144,3 +143,10 @@ def flags(result: Result, bandwidth_gb_s: float, l2_bytes: int) -> tuple[str, ..
             if rate > bandwidth_gb_s:
                 said.append(f"warm in part: {one.contender} moves {rate:.0f} GB/s, above the memory's peak")
     return tuple(said)
+
+
+def _clock_moved(reading: Reading) -> str:
+    clocks = reading.clocks_mhz
+    if len(clocks) < 2 or clocks[0] == clocks[-1]:
+        return ""
+    return f", its clock going from {clocks[0]:.0f} to {clocks[-1]:.0f} MHz"
