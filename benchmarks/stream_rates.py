@@ -15,14 +15,13 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from suite import TorchStopwatch, graph_of, operands, wrong
 from tilewave.bench.environment import Environment
 from tilewave.bench.suite import SuiteProduct
 from tilewave.bench.timing import Contender, interleave
@@ -33,6 +32,7 @@ from tilewave.kernels.families import FAMILIES
 from tilewave.kernels.ship import compile_all, every_instance
 from tilewave.normalise import Normalised, normalise
 from tilewave.planner.gemm import GemmPlan, GemmPlanner
+from tilewave.precision import error_in_bounds
 from tilewave.problem import GemmProblem, MatrixLayout
 from tilewave.runtime.driver import Device
 from tilewave.runtime.execute import launch_plan, prepare_plan
@@ -42,6 +42,7 @@ BEST, BLOCKS_PER_SM = 2, (1, 2, 4)
 """Schedules of an instance that are timed: the best by prediction, and the nearest to so many blocks."""
 CALLS = 16
 """Calls in a graph, at least."""
+CHECKED_ROWS = 4
 BYTES_PER_SECOND = 4.3e12
 """What an H200's memory delivers, measured: for the share of the roofline."""
 
@@ -108,6 +109,71 @@ def _products() -> list[SuiteProduct]:
             SuiteProduct(" ".join(words), family, m, n, k, a, b, batch, shared == "A", shared == "B")
         )
     return found
+
+
+class TorchStopwatch:
+    """CUDA events around replays of a graph of calls."""
+
+    def __init__(self, calls: int) -> None:
+        self._calls = calls
+        self._start = torch.cuda.Event(enable_timing=True)
+        self._end = torch.cuda.Event(enable_timing=True)
+
+    def elapsed_ms(self, work: Callable[[], None], repeats: int) -> float:
+        """Milliseconds of a call, times ``repeats``."""
+        self._start.record()
+        for _ in range(repeats):
+            work()
+        self._end.record()
+        self._end.synchronize()
+        return self._start.elapsed_time(self._end) / self._calls
+
+
+def operands(product: SuiteProduct) -> tuple[Any, Any, Any]:
+    """Fresh A and B, laid out as the product says, and an out of NaN."""
+
+    def draw(rows: int, columns: int, transposed: bool, shared: bool) -> Any:
+        items = 1 if shared else product.batch
+        shape = (items, columns, rows) if transposed else (items, rows, columns)
+        made = torch.randn(shape, device="cuda")
+        made = made.transpose(1, 2) if transposed else made
+        if product.batch == 1:
+            return made[0]
+        return made.expand(product.batch, rows, columns) if shared else made
+
+    a = draw(product.m, product.k, product.transposed_a, product.shared_a)
+    b = draw(product.k, product.n, product.transposed_b, product.shared_b)
+    shape = (product.m, product.n) if product.batch == 1 else (product.batch, product.m, product.n)
+    return a, b, torch.full(shape, float("nan"), device="cuda")
+
+
+def graph_of(call: Callable[[Any, Any, Any], None], sets: list[tuple[Any, Any, Any]], calls: int) -> Any:
+    """A graph of calls on the sets of operands in turn, replayed once."""
+    for a, b, out in sets:
+        call(a, b, out)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for index in range(calls):
+            call(*sets[index % len(sets)])
+    graph.replay()
+    torch.cuda.synchronize()
+    return graph
+
+
+def wrong(product: SuiteProduct, a: Any, b: Any, out: Any) -> str | None:
+    """What is wrong with some rows of one item, or with any element; None where nothing is."""
+    if bool(torch.isnan(out).any()):
+        return "NaN left"
+    if product.batch > 1:
+        item = int(torch.randint(product.batch, ()))
+        a, b, out = a[item], b[item], out[item]
+    rows = torch.randint(product.m, (CHECKED_ROWS,), device="cuda")
+    columns = torch.randperm(product.n, device="cuda")[: max(1, min(product.n, 10**9 // (8 * product.k)))]
+    bounds = error_in_bounds(
+        out[rows][:, columns].cpu().numpy(), a[rows].cpu().numpy(), b[:, columns].cpu().numpy()
+    )
+    return None if bounds <= 1 else f"wrong: {bounds:.3g} of the bound"
 
 
 def layout_of(tensor: Any) -> MatrixLayout:
