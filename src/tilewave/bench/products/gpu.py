@@ -130,7 +130,7 @@ class Operands:
         """Rows of one set's C against float64; all of them without a list. Rows count over all items.
 
         Returns the largest error in units of `tilewave.precision.ieee_bound`, and the root of the sum of
-        squared errors over that of squared elements.
+        squared errors over that of the sums of (a b)^2, which random data makes of an element's square.
         """
         product, one, bench = self.product, self.sets[place], self._bench
         m, n, k = product.m, product.n, product.k

@@ -97,7 +97,8 @@ extern "C" __global__ void sum_items(const double* values, u64 count, u64 items,
 
 // Every element of chosen rows of C against float64, a warp an element. Rows are counted over all items; without
 // a list (null) they are the first `count`. totals[0] gets the largest |c - ref| in units of
-// gamma * sum |a||b| + tiny, [1] the sum of (c - ref)^2, [2] the sum of ref^2. NaN counts as infinite.
+// gamma * sum |a||b| + tiny, [1] the sum of (c - ref)^2, [2] the sum of (a b)^2 over all k: what ref^2 is expected
+// to be for random data, without the luck of a sum that nearly vanishes. NaN counts as infinite.
 extern "C" __global__ void compare_rows(const float* a, const float* b, const float* c, const u64* rows, u64 count,
                                         u64 m, u64 n, u64 k, u64 a_row, u64 a_column, u64 a_item, u64 b_row,
                                         u64 b_column, u64 b_item, double gamma, double tiny, double* totals) {
@@ -108,15 +109,17 @@ extern "C" __global__ void compare_rows(const float* a, const float* b, const fl
     const u64 row = rows ? rows[task / n] : task / n, column = task % n;
     const float* left = a + (row / m) * a_item + (row % m) * a_row;
     const float* right = b + (row / m) * b_item + column * b_column;
-    double sum = 0, magnitude = 0;
+    double sum = 0, magnitude = 0, square = 0;
     for (u64 p = lane; p < k; p += 32) {
       const double product = (double)left[p * a_column] * (double)right[p * b_row];
       sum += product;
       magnitude += fabs(product);
+      square += product * product;
     }
     for (int other = 16; other > 0; other /= 2) {
       sum += __shfl_down_sync(0xffffffff, sum, other);
       magnitude += __shfl_down_sync(0xffffffff, magnitude, other);
+      square += __shfl_down_sync(0xffffffff, square, other);
     }
     if (lane == 0) {
       const double off = fabs((double)c[row * n + column] - sum);
@@ -124,7 +127,7 @@ extern "C" __global__ void compare_rows(const float* a, const float* b, const fl
       if (!(ratio < 1e300)) ratio = 1e300;
       worst = fmax(worst, ratio);
       errors += off * off;
-      references += sum * sum;
+      references += square;
     }
   }
   if (lane == 0) {
