@@ -20,7 +20,7 @@ from tilewave.planner.gemm.candidates import bind
 from tilewave.planner.gemm.costs import THEORY, Calibration, costs_for
 from tilewave.planner.gemm.estimate import InstanceModel, Rates, Traffic, Weigher, fma_share
 from tilewave.planner.gemm.resources import blocks_per_sm, estimated_resources, residency, resource_table
-from tilewave.planner.schedules import DATA_PARALLEL, STREAM_K_WALK, Schedule, split_k
+from tilewave.planner.schedules import DATA_PARALLEL, STREAM_K_WALK, Schedule, split_k, stream_k
 from tilewave.problem import GemmProblem, MatrixLayout
 
 H200 = get_spec("H200")
@@ -113,18 +113,63 @@ def test_a_walk_costs_its_factor() -> None:
     assert plain.compute < predict(BIG, problem).compute
 
 
-def test_no_schedule_beats_the_bound() -> None:
-    for sizes in ((1000, 900, 800), (16, 128, 65536), (4096, 4096, 64), (5, 7, 9)):
+@pytest.mark.parametrize("costs", [THEORY, costs_for("H200")], ids=["theory", "H200"])
+def test_no_schedule_beats_the_bound(costs) -> None:
+    for sizes in ((1000, 900, 800), (16, 128, 65536), (4096, 4096, 64), (5, 7, 9), (640, 1281, 4096)):
         problem = product(*sizes)
         for family in FAKES:
             for instance in family.matching(problem):
-                one = weigher(instance, problem)
-                for schedule in (DATA_PARALLEL, STREAM_K_WALK, split_k(2), split_k(16)):
+                one = weigher(instance, problem, costs=costs)
+                for schedule in (DATA_PARALLEL, STREAM_K_WALK, split_k(2), split_k(16), stream_k(3)):
                     cut = bind(one, problem.k, schedule, 132, PlanOptions())
                     time = one.key(cut)[0] * (1 + 1e-12)
                     assert one.least() <= time
                     if cut.pieces == schedule.pieces:  # not where K is too short for the pieces
                         assert one.least_of(schedule) <= time
+
+
+def test_a_whole_tile_that_is_left_alone_waits_for_every_slice() -> None:
+    """150 tiles in stream-K: an SM's whole tile and its piece run side by side, then the tile by itself."""
+    small = tile(64, 64, 16, 8, 8, 1, WIDE, WIDE)
+    problem = product(64 * 10, 64 * 15, 16 * 240)
+
+    def compute(waiting: float) -> float:
+        costs = replace(THEORY, few_warps=replace(THEORY.few_warps, value=waiting))
+        return predict(small, problem, stream_k(4), costs).compute
+
+    assert weigher(small, problem).model.resident >= 3
+    # 132 whole tiles, 18 in four pieces of 60: a busiest SM has 240 + 60 slices, and 240 in a row.
+    slice_us = 64 * 64 * 16 / (128 * 1980 * fma_share(small, THEORY))
+    waits = 240 * slice_us / (64 / 32 / 4)
+    assert compute(2.0) - compute(1.0) == pytest.approx(waits)
+    whole = predict(small, problem).compute
+    assert compute(THEORY.few_warps.value) < whole  # two whole tiles on an SM
+
+
+def test_tiles_cost_by_size_by_stores_and_by_their_factor() -> None:
+    wide, odd = product(2048, 512, 16), product(2048, 511, 16)
+    instance = tile(64, 64, 16, 8, 8, 1, WIDE, Access(ALONG_K, 4))
+    tiles = 2  # of 256 on 132 SMs
+    slow = replace(THEORY, narrow_stores=replace(THEORY.narrow_stores, value=14.0))
+    assert predict(instance, wide, costs=slow).compute == predict(instance, wide).compute
+    more = predict(instance, odd, costs=slow).compute - predict(instance, odd).compute
+    assert more == pytest.approx(tiles * 10 * 64 * 64 / 32 / 1980)
+    apart = replace(wide, out=replace(wide.out, row=513))
+    assert not Traffic.of(apart).wide
+    assert Traffic.of(wide).wide
+    factored = replace(THEORY, tile_factors={instance.name: 3.0})
+    more = predict(instance, wide, costs=factored).compute - predict(instance, wide).compute
+    assert more == pytest.approx(2 * tiles * (200 + 3 * 64 * 64 / 32) / 1980)
+
+
+def test_narrow_copies_cost_where_there_are_any() -> None:
+    problem = product(4096, 4096, 4096)
+    slow = replace(THEORY, narrow_copies=replace(THEORY.narrow_copies, value=50.0))
+    assert predict(BIG, problem, costs=slow).compute == predict(BIG, problem).compute
+    narrow = tile(128, 256, 8, 16, 8, 1, Access(ALONG_K, 4), WIDE)
+    ratio = predict(narrow, problem, costs=slow).compute / predict(narrow, problem).compute
+    share = 128 / 256 / 128  # copies of A a thread, for each of 128 multiply-adds
+    assert ratio == pytest.approx((1 + 50 * share) / (1 + share), rel=0.01)
 
 
 # What kernels with these tiles took on an H200, in us: a measured study of small and skinny products, and one

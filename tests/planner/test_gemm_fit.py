@@ -14,7 +14,7 @@ from numpy.random import Generator
 from tilewave.device import get_spec
 from tilewave.planner.gemm import GemmPlanner
 from tilewave.planner.gemm.costs import THEORY, Calibration
-from tilewave.planner.gemm.fit import Fit, Reading, calibration_record, losses
+from tilewave.planner.gemm.fit import FITTED, Fit, Reading, calibration_record, losses
 
 H200 = get_spec("H200")
 
@@ -83,3 +83,44 @@ def test_instances_without_readings_borrow_from_their_like(truth, rng: Generator
     factors = Fit(problem_readings, H200, FAKES).run().factors
     assert one in factors
     assert 0.33 <= factors[one] <= 3
+
+
+def test_one_odd_reading_does_not_make_a_kernel_s_factor(truth, rng: Generator) -> None:
+    draw = random.Random(int(rng.integers(2**32)))
+    plain = replace(truth, factors={})
+    measured = readings(plain, draw, 300)
+    odd = next(r for r in measured if r.problem.multiply_adds > 1e6)
+    measured = [r for r in measured if r.instance != odd.instance] + [
+        replace(odd, microseconds=2 * odd.microseconds)
+    ]
+    fitted = Fit(measured, H200, FAKES).run()
+    assert 0.8 < fitted.factors[odd.instance] < 1.4
+    sizes = [abs(math.log(factor)) for factor in fitted.factors.values()]
+    assert max(sizes) < 0.35
+
+
+def test_constants_stay_within_what_is_possible(truth, rng: Generator) -> None:
+    """A GPU that would move memory three times as fast as its record says, and walk at half the work."""
+    draw = random.Random(int(rng.integers(2**32)))
+    magic = replace(
+        truth,
+        factors={},
+        bandwidth=replace(truth.bandwidth, value=3.0),
+        walk=replace(truth.walk, value=0.5),
+    )
+    fitted = Fit(readings(magic, draw, 300), H200, FAKES).run()
+    assert fitted.bandwidth.value <= 1
+    assert fitted.walk.value >= 1
+    untouched = set(THEORY.constants()) - set(FITTED)
+    assert untouched == {"fma", "l2"}
+    assert all(fitted.constants()[name] == THEORY.constants()[name] for name in untouched)
+
+
+def test_a_loss_says_what_was_misjudged(truth, rng: Generator) -> None:
+    draw = random.Random(int(rng.integers(2**32)))
+    for loss in losses(readings(truth, draw, 200), H200, FAKES, THEORY):
+        chosen = loss.chosen.microseconds / loss.predicted.total
+        best = loss.best.microseconds / loss.best_predicted.total
+        worse, other = (chosen, best) if "the choice" in loss.reason else (best, chosen)
+        assert abs(math.log(worse)) >= abs(math.log(other))
+        assert f"{worse:.2f} times" in loss.reason
