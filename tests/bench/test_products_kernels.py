@@ -114,7 +114,7 @@ def test_rows_are_compared_as_numpy_compares_them(product: SuiteProduct, rng: np
     found = check_answer(EmulatedResults(product, a_stored, b_stored, c), 0, rng)
     assert found.wrong is None
     assert found.checked == "all elements against float64"
-    assert found.error_in_bounds == pytest.approx(error_in_bounds(c, a, b), rel=1e-9)
+    assert found.error_in_bounds == pytest.approx(error_in_bounds(c, a, b), rel=1e-6)
     place = tuple(int(rng.integers(extent)) for extent in c.shape)
     for damage in (c[place] + 1, np.float32(np.nan), np.float32(np.inf)):
         damaged = c.copy()
@@ -143,7 +143,7 @@ def test_tf32_is_found_out_whatever_k_is(k: int, rng: np.random.Generator) -> No
 
 
 def test_a_sum_that_nearly_vanishes_is_no_lower_precision(rng: np.random.Generator) -> None:
-    a_stored, b_stored, a, b = drawn(SuiteProduct("p", "t", 1, 1, 5000), rng)
+    _, _, a, b = drawn(SuiteProduct("p", "t", 1, 1, 5000), rng)
     b[0, 0, 0] = -float(a[0, 0, 1:].astype(float) @ b[0, 1:, 0].astype(float)) / float(a[0, 0, 0])
     c = np.cumsum(a[0, 0] * b[0, :, 0], dtype=np.float32)[-1:].reshape(1, 1, 1)  # one after the other
     assert check_answer(EmulatedResults(SuiteProduct("p", "t", 1, 1, 5000), a, b, c), 0, rng).wrong is None
