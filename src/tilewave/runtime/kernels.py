@@ -72,7 +72,7 @@ class GpuState:
             self._libraries.append(library)
             loaded = driver._call("cuLibraryGetKernel", library, kernel.symbol.encode())
             cuda = bindings()
-            if instance.shared_bytes > 48 * 1024:
+            if kernel.resources.static_shared_bytes + instance.shared_bytes > 48 * 1024:
                 attribute = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
                 driver._call("cuKernelSetAttribute", attribute, instance.shared_bytes, loaded, self.handle)
             driver._call("cuKernelGetFunction", loaded)  # lazy loading ends here, not inside a capture
