@@ -182,12 +182,14 @@ def scalar(value: Any, name: str) -> float:
             f"{name} is a {kind.__module__}.{kind.__qualname__}; accepted is a real number of the host (an "
             "array's value would have to be waited for)"
         )
-    exact = float(value)
-    if exact in (0.0, 1.0):
-        return exact
-    with np.errstate(over="ignore"):
-        rounded = float(np.float32(exact))
-    if math.isinf(rounded) and not math.isinf(exact):
+    try:
+        exact = float(value)
+        with np.errstate(over="ignore"):
+            rounded = float(np.float32(exact))
+        too_large = math.isinf(rounded) and not math.isinf(exact)
+    except OverflowError:  # an integer beyond float64
+        too_large = True
+    if too_large:
         raise UsageError(f"{name} is {value!r}; accepted are numbers in the range of float32")
     return rounded
 

@@ -340,6 +340,7 @@ def test_only_float32_is_taken(gpu: FakeGpu, dtype: str, name: str, place: str) 
         ({"alpha": 1 + 2j}, "alpha is a builtins.complex"),
         ({"beta": np.ones(1, F)}, "beta is a numpy.ndarray"),
         ({"alpha": 1e39}, "range of float32"),
+        ({"beta": -(10**400), "c": np.ones((4, 6), F)}, "range of float32"),
         ({"beta": 1.0}, "there is no c"),
         ({"activation": "tanh"}, "relu, gelu, gelu_tanh, silu"),
         ({"bias": np.ones(5, F)}, r"bias of shape \(5,\) does not fit: along axis -1 .* length 6"),
