@@ -54,8 +54,8 @@ _Need = tuple[Cell, _Condition]
 """A cell whose value is needed: always (None), or only where a predicate is true (or, with True, is not)."""
 
 
-def live_before(code: Sequence[Instruction]) -> list[frozenset[Cell]]:
-    """The cells whose value may still be read, before every instruction.
+def live_before(code: Sequence[Instruction], *indices: int) -> list[frozenset[Cell]]:
+    """The cells whose value may still be read, before each of these instructions.
 
     A guarded write ends a value's life for reads under the same guard. Where it can be told that a called
     routine returns to behind the call, each call is followed by itself; else a return leads behind all calls.
@@ -77,7 +77,7 @@ def live_before(code: Sequence[Instruction]) -> list[frozenset[Cell]]:
     found = live[: len(code)]
     for node in range(len(code), len(nodes)):
         found[nodes[node]] |= live[node]
-    return [steps.cells(needs) for needs in found]
+    return [steps.cells(found[index]) for index in indices]
 
 
 class _Needs:
@@ -207,15 +207,26 @@ def _returns_behind(code: Sequence[Instruction], call: int, body: Sequence[int])
             behind = {cell for later in code[i + 1 : call] for cell in later.writes}
             if ("R", target.index) not in behind:
                 held.add(target.index)
-    returns = {
-        o.index
-        for i in body
-        if code[i].opcode in _RETURNS
-        for o in code[i].operands
-        if isinstance(o, Register)
-    }
     written = {index for i in body for kind, index in code[i].writes if kind == "R"}
-    return bool(returns) and returns <= held - written
+    kept = held - written
+    entered = {target_of(code[i]) for i in body}
+
+    def holds_address(at: int, register: int) -> bool:
+        """Whether the return at `at` finds the address in the register, kept or copied right before."""
+        if register in kept:
+            return True
+        for i in range(at - 1, body[0] - 1, -1):
+            if i + 1 in entered or code[i].opcode in _JUMPS | _RETURNS:
+                return False
+            if ("R", register) in code[i].writes:
+                source = code[i].operands[1] if code[i].opcode == "MOV" else None
+                plain = isinstance(source, Register) and not source.uniform and code[i].guard.is_true
+                return plain and isinstance(source, Register) and source.index in kept
+        return False
+
+    returns = [i for i in body if code[i].opcode in _RETURNS]
+    used = [(i, o.index) for i in returns for o in code[i].operands if isinstance(o, Register)]
+    return bool(used) and all(holds_address(*one) for one in used)
 
 
 def innermost_loops(code: Sequence[Instruction]) -> list[tuple[int, int]]:

@@ -105,11 +105,11 @@ def _attempt(cubin: Cubin, symbol: str, multiply_adds: int) -> Reemitted:
         raise UnsuitableLoop(found)
     first, last = found
     loop = code[first : last + 1]
-    live = live_before(code)
+    at_head, behind = live_before(code, first, last + 1)
     steady = map_loop(loop)
     best: tuple[RegisterFileScore, list[int]] | None = None
     for held in steady.sides:
-        words = emit(loop, steady, live[first] | live[last + 1], Order(held))
+        words = emit(loop, steady, at_head | behind, Order(held))
         predicted = score([decode(word, 0, cubin.sm) for word in words])
         if best is None or predicted.cycles < best[0].cycles:
             best = predicted, words

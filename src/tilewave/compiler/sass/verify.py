@@ -57,8 +57,7 @@ class Verifier:
             raise Rejected(found)
         self.first, self.last = found
         self.multiply_adds = multiply_adds
-        live = live_before(code)
-        self.live_behind = live[self.last + 1]
+        (self.live_behind,) = live_before(code, self.last + 1)
         self.ways_in = list(_ways_to(code, self.first))
         self.way_from_entry = _shortest_way(code, self.first)
         self.numbers = Numbers()
