@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 # The oldest NVRTC that tilewave supports (PyTorch pins it): the compiler's tests run under it too.
 OLD_NVRTC := .cache/nvrtc-13.0.88
 
-.PHONY: run setup lint test test-long test-all resources clean
+.PHONY: run setup lint test test-long test-all resources wheel clean
 
 run: setup
 	$(BIN)/tilewave ladder
@@ -44,6 +44,13 @@ test-all: test test-long
 # The table of every rung's registers, spills and occupancy, by both compilers.
 resources: $(OLD_NVRTC)/.ready
 	$(BIN)/python benchmarks/resource_table.py --nvrtc $(OLD_NVRTC)/nvidia/cu13/lib
+
+# A wheel that holds the kernels' machine code for every architecture, made by the NVRTC of the lock file.
+wheel: setup
+	rm -rf build/shipped dist
+	TILEWAVE_CACHE_DIR=$(CURDIR)/.cache/programs $(BIN)/python -m tilewave.kernels.ship --archives build/shipped
+	TILEWAVE_ARCHIVES=build/shipped $(BIN)/python -m build --wheel --no-isolation
+	ls -l dist
 
 clean:
 	rm -rf $(VENV) .cache build dist
