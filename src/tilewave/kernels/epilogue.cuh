@@ -23,21 +23,37 @@ __device__ __forceinline__ bool is_plain(const GemmArgs& args) {
            args.activation == NONE;
 }
 
-// What the activation is applied to. c is not read where beta is 0.
-__device__ __forceinline__ float before_activation(const GemmArgs& args, const Item& item, Index row, Index column,
-                                                   float sum) {
+// What the epilogue reads of an element: loaded apart from their use, so that loads of several elements can overlap.
+struct Addends {
+    float c, bias;
+};
+
+// c is not read where beta is 0.
+__device__ __forceinline__ Addends load_addends(const GemmArgs& args, const Item& item, Index row, Index column) {
+    Addends addends = {0.0f, 0.0f};
+    if (args.beta != 0.0f) addends.c = item.c[row * args.c.row + column * args.c.column];
+    if (item.bias != nullptr) addends.bias = item.bias[row * args.bias.row + column * args.bias.column];
+    return addends;
+}
+
+// What the activation is applied to.
+__device__ __forceinline__ float before_activation(const GemmArgs& args, Addends addends, float sum) {
     float value = args.alpha * sum;
-    if (args.beta != 0.0f)
-        value = __fmaf_rn(args.beta, item.c[row * args.c.row + column * args.c.column], value);
-    if (item.bias != nullptr) value += item.bias[row * args.bias.row + column * args.bias.column];
+    if (args.beta != 0.0f) value = __fmaf_rn(args.beta, addends.c, value);
+    if (args.bias.data != nullptr) value += addends.bias;
     return value;
+}
+
+__device__ __forceinline__ void store_preactivation(const GemmArgs& args, const Item& item, Index row, Index column,
+                                                    float value) {
+    if (item.preactivation != nullptr)
+        item.preactivation[row * args.preactivation.row + column * args.preactivation.column] = value;
 }
 
 // Finishes and stores the element at (row, column), which must be inside the matrix.
 __device__ __forceinline__ void store(const GemmArgs& args, const Item& item, Index row, Index column, float sum) {
-    float value = before_activation(args, item, row, column, sum);
-    if (item.preactivation != nullptr)
-        item.preactivation[row * args.preactivation.row + column * args.preactivation.column] = value;
+    float value = before_activation(args, load_addends(args, item, row, column), sum);
+    store_preactivation(args, item, row, column, value);
     item.out[row * args.out.row + column * args.out.column] = activate(args.activation, value);
 }
 

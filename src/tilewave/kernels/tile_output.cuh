@@ -46,13 +46,16 @@ __device__ __forceinline__ bool stores_vectors(const GemmArgs& args, const Windo
 // `row_of(r)` is the row of C of row r of them; columns follow each other from `column` on.
 template <int ROWS, int COLUMNS, int THREADS, typename RowOf>
 __device__ __forceinline__ void store_sums(const GemmArgs& args, const Item& item, const Window& window, Index column,
-                                           const float* sums, RowOf row_of) {
+                                           float* sums, RowOf row_of) {
+    const auto inside = [&](Index row, Index at) {
+        return row >= window.row && row < window.row_end && at >= window.column && at < window.column_end;
+    };
     if (stores_vectors(args, window, column, COLUMNS)) {
         constexpr int VECTORS = COLUMNS / 4;
 #pragma unroll 2
         for (int i = thread_index(); i < ROWS * VECTORS; i += THREADS) {
             Index row = row_of(i / VECTORS), at = column + i % VECTORS * 4;
-            if (row < window.row || row >= window.row_end || at < window.column || at >= window.column_end) continue;
+            if (!inside(row, at)) continue;
             float4 v = *reinterpret_cast<const float4*>(sums + 4 * i);
             float alpha = args.alpha;
             store_vector(item.out + row * args.out.row + at, alpha * v.x, alpha * v.y, alpha * v.z, alpha * v.w);
@@ -61,15 +64,36 @@ __device__ __forceinline__ void store_sums(const GemmArgs& args, const Item& ite
 #pragma unroll 4
         for (int i = thread_index(); i < ROWS * COLUMNS; i += THREADS) {
             Index row = row_of(i / COLUMNS), at = column + i % COLUMNS;
-            if (row < window.row || row >= window.row_end || at < window.column || at >= window.column_end) continue;
+            if (!inside(row, at)) continue;
             item.out[row * args.out.row + at * args.out.column] = args.alpha * sums[i];
         }
     } else {
+        // A thread loads what it adds to several elements at once; the activations, which are long, follow one by one.
+        constexpr int AT_ONCE = 4;
+        static_assert(ROWS * COLUMNS % (AT_ONCE * THREADS) == 0, "threads share the sums evenly");
+#pragma unroll 1
+        for (int first = thread_index(); first < ROWS * COLUMNS; first += AT_ONCE * THREADS) {
+            Addends addends[AT_ONCE];
+#pragma unroll
+            for (int u = 0; u < AT_ONCE; ++u) {
+                int i = first + u * THREADS;
+                Index row = row_of(i / COLUMNS), at = column + i % COLUMNS;
+                addends[u] = {0.0f, 0.0f};
+                if (inside(row, at)) addends[u] = load_addends(args, item, row, at);
+            }
+#pragma unroll
+            for (int u = 0; u < AT_ONCE; ++u) {
+                int i = first + u * THREADS;
+                sums[i] = before_activation(args, addends[u], sums[i]);
+            }
+        }
 #pragma unroll 1
         for (int i = thread_index(); i < ROWS * COLUMNS; i += THREADS) {
             Index row = row_of(i / COLUMNS), at = column + i % COLUMNS;
-            if (row < window.row || row >= window.row_end || at < window.column || at >= window.column_end) continue;
-            store(args, item, row, at, sums[i]);
+            if (!inside(row, at)) continue;
+            float value = sums[i];
+            store_preactivation(args, item, row, at, value);
+            item.out[row * args.out.row + at * args.out.column] = activate(args.activation, value);
         }
     }
 }
