@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewave.compiler import Program, compile_source
 from tilewave.kernels.arguments import Pointers, pack_arguments
 from tilewave.kernels.instances import Instance
 from tilewave.lab.product_samples import Dealing, Sample, dealings, make_sample
@@ -76,9 +78,9 @@ def prepare_products(
     folder: Path, arch: str, seed: int, instances: Sequence[Instance], jobs: int | None = None
 ) -> Launches:
     """Compile instances and faults into ``folder`` and list the launches, instance by instance."""
-    from tilewave.compiler import compile_source
     from tilewave.kernels.ship import compile_all
     from tilewave.lab.product_faults import FAULTS
+    from tilewave.lab.workers import Budget, run_tasks
 
     folder.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256(repr((COMMON_OPTIONS, TOOL_OPTIONS, seed)).encode())
@@ -96,13 +98,22 @@ def prepare_products(
         compilers.add(program.compiler)
         symbol = program.kernels[instance.entry].symbol
         add(instance.name, program.cubin, instance, symbol, dealings(instance))
+    tasks = [(number, arch) for number in range(len(FAULTS))]
+    programs = dict(run_tasks(_compile_fault, tasks, jobs or os.cpu_count() or 1, Budget(None)))
     for number, fault in enumerate(FAULTS):
-        instance = fault.instance
-        program = compile_source(fault.source(), [instance.entry], arch)
+        instance, program = fault.instance, programs[number, arch]
         symbol = program.kernels[instance.entry].symbol
         add(fault_name(number), program.cubin, instance, symbol, [fault.dealing])
     compiler = ", ".join(sorted(compilers))
     return Launches(arch, compiler, digest.hexdigest()[:16], seed, tuple(launches))
+
+
+def _compile_fault(task: tuple[int, str]) -> Program:
+    from tilewave.lab.product_faults import FAULTS
+
+    number, arch = task
+    fault = FAULTS[number]
+    return compile_source(fault.source(), [fault.instance.entry], arch)
 
 
 def fault_name(number: int) -> str:
