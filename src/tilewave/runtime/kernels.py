@@ -6,12 +6,13 @@ follows the context of its stream: the primary one, or a green context that owns
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tilewave.compiler import choose_arch
+from tilewave.compiler import Program, choose_arch
 from tilewave.device import DeviceSpec, query_device
 from tilewave.device.driver import FORKED, ProcessState, bindings, driver_cuda_version
 from tilewave.errors import CaptureError, DeviceError
@@ -68,7 +69,8 @@ class GpuState:
         with self._lock, self.context():
             if instance.name in self._kernels:
                 return self._kernels[instance.name]
-            library = driver._call("cuLibraryLoadData", arch.image_of(program), [], [], 0, [], [], 0)
+            image = _reordered(program, kernel.symbol) if machine_code_only else arch.image_of(program)
+            library = driver._call("cuLibraryLoadData", image, [], [], 0, [], [], 0)
             self._libraries.append(library)
             loaded = driver._call("cuLibraryGetKernel", library, kernel.symbol.encode())
             cuda = bindings()
@@ -79,6 +81,15 @@ class GpuState:
             handle = cuda.CUfunction(int(loaded))
             self._kernels[instance.name] = handle
             return handle
+
+
+def _reordered(program: Program, symbol: str) -> bytes:
+    """The machine code to load: put through the register-file pass where the user asks for it."""
+    if os.environ.get("TILEWAVE_SASS_PASS") != "1":
+        return program.cubin
+    from tilewave.compiler.sass import image_to_load  # needs the decoder of the emulator
+
+    return image_to_load(program, symbol)
 
 
 def is_capturing(stream: int) -> bool:

@@ -17,7 +17,7 @@ from tilewave.emulator.sass import Cubin, decode, decode_function
 from tilewave.errors import EmulationError
 
 OFF_SWITCH = "TILEWAVE_SASS_PASS"
-"""Environment variable; 0 leaves every kernel as the compiler made it."""
+"""Environment variable: 0 leaves every kernel as the compiler made it, 1 lets the library use the pass."""
 
 KNOWN_COMPILERS = ("NVRTC 13.0.88", "NVRTC 13.5.37")
 """Compilers whose output the tests put through the pass."""
@@ -65,6 +65,16 @@ def reemit(program: Program, symbol: str) -> Reemitted:
     if reason is not None:
         return Reemitted(None, reason)
     return _reemit(program.cubin, symbol)
+
+
+def image_to_load(program: Program, symbol: str) -> bytes:
+    """The machine code to load: re-emitted where the switch is 1 and the pass takes the kernel.
+
+    The switch is off by default until bits and speed are confirmed on the GPUs that it is for.
+    """
+    if os.environ.get(OFF_SWITCH) != "1":
+        return program.cubin
+    return reemit(program, symbol).cubin or program.cubin
 
 
 def refusal(program: Program, symbol: str) -> str | None:

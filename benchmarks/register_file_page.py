@@ -1,0 +1,103 @@
+"""What the model of the register file says of every large tile, before and after the pass. Needs no GPU.
+
+    python benchmarks/register_file_page.py        # with the compiler of this environment and those given
+    python benchmarks/register_file_page.py --nvrtc .cache/nvrtc-13.0.88/nvidia/cu13/lib
+
+Writes benchmarks/results/register_file.json and from it the table in docs/register-file.md; with --check it
+only compares the page with the JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RECORD = ROOT / "benchmarks" / "results" / "register_file.json"
+PAGE = ROOT / "docs" / "register-file.md"
+BEGIN, END = "<!-- predictions -->\n", "<!-- end of predictions -->"
+Row = dict[str, Any]
+
+
+def measured() -> list[Row]:
+    """A row for every instance, by this process's compiler."""
+    from tilewave.compiler.sass import reemit
+    from tilewave.kernels.build import compile_instance
+    from tilewave.kernels.families import large_tile
+
+    rows = []
+    for instance in large_tile.instances():
+        program, kernel = compile_instance(instance, "sm_90a")
+        outcome = reemit(program, kernel.symbol)
+        row: Row = {"compiler": program.compiler, "instance": instance.name, "reason": outcome.reason}
+        if outcome.report is not None:
+            before, after = outcome.report.before, outcome.report.after
+            row |= {
+                "multiply_adds": before.multiply_adds,
+                "others": after.others,
+                "slots_before": before.cycles,
+                "slots_after": after.cycles,
+                "registers": outcome.report.registers,
+            }
+        rows.append(row)
+        print(instance.name, outcome.reason or outcome.report, file=sys.stderr, flush=True)
+    return rows
+
+
+def table(rows: list[Row]) -> str:
+    """One line for every instance, with the figures of each compiler side by side."""
+    compilers = list(dict.fromkeys(row["compiler"] for row in rows))
+    lines = [
+        "| kernel | " + " | ".join(f"others, before, after ({compiler})" for compiler in compilers) + " |",
+        "| --- |" + " --- |" * len(compilers),
+    ]
+    for name in dict.fromkeys(row["instance"] for row in rows):
+        cells = []
+        for compiler in compilers:
+            row = next(r for r in rows if (r["instance"], r["compiler"]) == (name, compiler))
+            if row["reason"]:
+                cells.append(row["reason"])
+                continue
+            each = [row[key] / row["multiply_adds"] for key in ("slots_before", "slots_after")]
+            cells.append(f"{row['others']}, {each[0]:.3f}, {each[1]:.3f}")
+        lines.append(f"| `{name.removeprefix('large_tile_')}` | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def with_table(page: str, rows: list[Row]) -> str:
+    """The page with its table made anew."""
+    head, rest = page.split(BEGIN)
+    return head + BEGIN + table(rows) + END + rest.split(END)[1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--nvrtc", action="append", default=[], help="another NVRTC to compile with")
+    parser.add_argument("--print", action="store_true", help="only compile, and print the rows as JSON")
+    parser.add_argument("--check", action="store_true", help="only compare page and JSON")
+    options = parser.parse_args()
+    page = PAGE.read_text(encoding="utf-8")
+    if options.check:
+        rows = json.loads(RECORD.read_text(encoding="utf-8"))["rows"]
+        sys.exit("docs/register-file.md differs from its JSON" if with_table(page, rows) != page else 0)
+    if options.print:
+        json.dump(measured(), sys.stdout)
+        return
+    rows = measured()
+    for path in options.nvrtc:  # a process has one NVRTC: others need a process of their own
+        command = [sys.executable, __file__, "--print"]
+        environment = os.environ | {"TILEWAVE_NVRTC": path}
+        answer = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+        rows += json.loads(answer.stdout)
+    record = {"command": "python benchmarks/register_file_page.py", "rows": rows}
+    RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    PAGE.write_text(with_table(page, rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
