@@ -229,6 +229,7 @@ def test_a_contender_that_cannot_be_captured_takes_all_out_of_graphs(
         rng,
     )
     assert not result.graph
+    assert any(flag.startswith("no graph: ") for flag in result.flags)
     for word, microseconds in (("ours", 20.0), ("other", 30.0)):
         reading = result.reading(word)
         assert reading is not None

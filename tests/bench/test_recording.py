@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from pathlib import Path
 
@@ -112,3 +113,10 @@ def test_nobody_records_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "note", lambda call: pytest.fail("noted"))
     tilewave.matmul(np.ones((2, 2), F), np.ones((2, 2), F))
     assert recording.ACTIVE == ()
+
+
+def test_the_example_in_the_documentation_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "benchmarking.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    exec(code, {})
+    assert capsys.readouterr().out.strip() in code

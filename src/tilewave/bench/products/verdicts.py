@@ -131,6 +131,8 @@ def flags(result: Result, bandwidth_gb_s: float, l2_bytes: int) -> tuple[str, ..
             said.append(f"drift: {one.contender} became {abs(moved):.0%} {direction}{_clock_moved(one)}")
         if one.throttling:
             said.append(f"throttled: {one.contender} ({', '.join(one.throttling)})")
+    if counted and not result.graph:
+        said.append("no graph: some contender could not be captured, so that host time may be in the figures")
     clocks = {one.contender: statistics.median(one.clocks_mhz) for one in counted if one.clocks_mhz}
     if clocks and max(clocks.values()) > (1 + CLOCKS_APART) * min(clocks.values()):
         shown = ", ".join(f"{name} {clock:.0f} MHz" for name, clock in clocks.items())
