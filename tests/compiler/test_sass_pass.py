@@ -30,6 +30,7 @@ from tilewave.emulator.sass import Cubin, decode, decode_function
 from tilewave.errors import EmulationError
 from tilewave.kernels.instances import Instance
 from tilewave.planner.schedules import DATA_PARALLEL, STREAM_K_WALK, split_k
+from tilewave.runtime.kernels import _reordered
 
 KINDS = ("normal", "integers", "special")
 SCHEDULES = (DATA_PARALLEL, split_k(2), STREAM_K_WALK)
@@ -127,6 +128,10 @@ def test_the_switch(rng: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     assert image_to_load(kernel.program, kernel.symbol) == kernel.program.cubin
     monkeypatch.setenv(OFF_SWITCH, "1")
     assert image_to_load(kernel.program, kernel.symbol) == reemit(kernel.program, kernel.symbol).cubin
+    assert _reordered(kernel.program, kernel.symbol) == reemit(kernel.program, kernel.symbol).cubin
+    monkeypatch.delenv(OFF_SWITCH)
+    assert _reordered(kernel.program, kernel.symbol) == kernel.program.cubin
+    monkeypatch.setenv(OFF_SWITCH, "1")
     other = replace(kernel.program, arch="sm_80")
     assert image_to_load(other, kernel.symbol) == kernel.program.cubin
 

@@ -18,7 +18,7 @@ from tilewave.emulator.sass.operands import Register
 from tilewave.errors import UnknownInstructionError
 from tilewave.kernels.instances import Instance
 
-SAMPLES = 10
+SAMPLES = 12
 REGISTERS = 255
 Words = list[int]
 Loop = Sequence[Instruction]
@@ -254,7 +254,7 @@ def flag_outlives_load(rng: Generator, loop: Loop, words: Words) -> Words | None
 
 def branch_elsewhere(rng: Generator, loop: Loop, words: Words) -> Words | None:
     """The branch goes elsewhere, or upon another condition."""
-    bit = pick(rng, [12, 13, 14, 15, *range(18, 24), *range(34, 50)])
+    bit = pick(rng, [12, 13, 14, 15, *range(16, 24), 32, *range(34, 51), *range(87, 91)])
     words[-1] ^= 1 << bit
     return words
 

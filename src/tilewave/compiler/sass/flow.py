@@ -22,7 +22,11 @@ def target_of(instruction: Instruction) -> int | None:
     """The index of the instruction that a branch or call goes to; None for anything else."""
     if instruction.opcode not in _JUMPS:
         return None
-    return next(o.address for o in instruction.operands if isinstance(o, Target)) // _BYTES
+    return _address(instruction) // _BYTES
+
+
+def _address(jump: Instruction) -> int:
+    return next(o.address for o in jump.operands if isinstance(o, Target))
 
 
 def is_conditional(instruction: Instruction) -> bool:
@@ -257,6 +261,8 @@ def steady_loop(code: Sequence[Instruction], multiply_adds: int) -> tuple[int, i
     if len(found) != 1:
         return f"{len(found)} innermost loops hold {multiply_adds} multiply-adds, not one"
     first, last = found[0]
+    if astray := [one.text for one in code if one.opcode in _JUMPS and _address(one) % _BYTES]:
+        return f"{astray[0]} goes to no instruction"
     into = [
         i
         for i, one in enumerate(code)

@@ -18,6 +18,8 @@ from tilewave.emulator.sass.instruction import Cell
 from tilewave.emulator.sass.operands import Address, Constant, Operand, Register
 
 _CONTROL = ((1 << 21) - 1) << 105
+_TARGET = 0xFF << 16 | ((1 << 48) - 1) << 34
+"""Where a branch has the distance that it goes."""
 _FORM = 0xE00
 _REGISTER_FORM = 0x200
 _FACTOR_SIGNS = 1 << 72 | 1 << 73 | 1 << 62 | 1 << 63
@@ -103,7 +105,7 @@ def interpret(code: Sequence[Instruction], numbers: Numbers, start: dict[Cell, i
         if one.opcode == "BRA":
             if i != len(code) - 1:
                 raise Meaningless(f"{one.text} within the code")
-            meaning.condition = numbers.of((one.guard.negate, inputs))
+            meaning.condition = numbers.of((encoding & ~_TARGET, inputs))
         elif _never(one) or one.opcode in _COPIES | _SYNCHRONISES:
             number = numbers.of((encoding, inputs))
             meaning.effects.append(Effect(number, last_effect == i - 1, _never(one)))

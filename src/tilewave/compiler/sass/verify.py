@@ -38,6 +38,8 @@ _PATHS = 64
 _SCOREBOARD_DELAY = 2
 """Cycles from an instruction to one that waits for its scoreboard: before that it may not count it yet."""
 _BRANCH_STALL = 5
+_MOST_COUNTED = 63
+"""Instructions that a scoreboard can count."""
 
 
 class Rejected(Exception):
@@ -130,6 +132,9 @@ class Verifier:
         boards = [one.control.write_barrier for one in inside if one.opcode == "LDGDEPBAR"]
         waited = [copy_depth(one)[0] for one in inside if one.opcode == "DEPBAR"]
         _demand(set(boards) <= set(waited), "copies are counted by a scoreboard that is not waited for")
+        counted = Counter(b for one in inside for b in (one.control.write_barrier, one.control.read_barrier))
+        counted.pop(NO_SCOREBOARD, None)
+        _demand(max(counted.values(), default=0) <= _MOST_COUNTED, "a scoreboard has too much to count")
         for one in inside:
             control = one.control
             where = f"{one.text} at {one.address:#x}"
