@@ -262,15 +262,10 @@ class CublasLtContestant:
         """An entry for each set, each planned for its own operands."""
         advanced, library = self._advanced, self._library
         assert library is not None  # or the contestant would not exist
-        module: Any = importlib.import_module(library)
-        if library == "torch":
-            stream = module.cuda.ExternalStream(bench.stream.handle, device=f"cuda:{bench.device.ordinal}")
-        else:
-            stream = module.cuda.ExternalStream(bench.stream.handle, bench.device.ordinal)
+        stream = bench.stream.handle
         # In place with beta 0: the result goes to our memory, which is not read.
-        options = advanced.MatmulOptions(
-            inplace=True, compute_type=advanced.MatmulComputeType.COMPUTE_32F, blocking="auto"
-        )
+        compute: Any = importlib.import_module("nvmath.bindings.cublas").ComputeType.COMPUTE_32F
+        options = advanced.MatmulOptions(inplace=True, compute_type=compute)
 
         def entry(one: Buffers) -> Entry:
             a, b, out = views(library, product, one, bench.device.ordinal)
