@@ -122,6 +122,9 @@ def selftest(
     rungs: Annotated[
         str | None, typer.Option(help="Which rungs, such as 1-5,9; all by default.", metavar="LIST")
     ] = None,
+    library: Annotated[
+        bool, typer.Option("--library", help="The library's kernels; without --rungs, no rungs.")
+    ] = False,
     device: Annotated[
         str | None,
         typer.Option(help="The GPU model to emulate (see `tilewave info`).", metavar="NAME"),
@@ -145,6 +148,7 @@ def selftest(
 
     selftest_command(
         rungs=rungs,
+        library=library,
         device=device,
         emulate=emulate,
         seed=seed,

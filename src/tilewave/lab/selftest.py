@@ -23,6 +23,7 @@ from tilewave.lab.guarded import differing, guarded_product
 from tilewave.lab.ladder import Progress, Silent
 from tilewave.lab.launches import launch_of
 from tilewave.lab.registry import Rung
+from tilewave.lab.selftest_library import LibraryOutcome
 from tilewave.lab.workers import Budget, run_tasks
 from tilewave.precision import errors_in_bounds
 from tilewave.runtime.driver import Device, Stream
@@ -103,6 +104,9 @@ class Selftest:
     compared_bits: list[int] = field(default_factory=list)
     """Rungs whose result on the GPU was compared with the emulator's, bit for bit."""
     not_run: list[int] = field(default_factory=list)
+    library: list[LibraryOutcome] = field(default_factory=list)
+    """What the library's kernels came to, where they were asked for (`selftest_library`)."""
+    library_not_run: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -112,9 +116,14 @@ class Selftest:
         return [outcome for outcome in self.outcomes if outcome.findings]
 
     @property
+    def library_failures(self) -> list[LibraryOutcome]:
+        """The library's outcomes with something wrong."""
+        return [outcome for outcome in self.library if outcome.findings]
+
+    @property
     def passed(self) -> bool:
         """Whether everything ran and nothing is wrong."""
-        return not self.failures and not self.not_run
+        return not (self.failures or self.not_run or self.library_failures or self.library_not_run)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for a JSON file."""

@@ -21,6 +21,8 @@ from tilewave.lab.command import DEFAULT_EMULATED, progress_bar
 from tilewave.lab.records import write_json
 from tilewave.lab.registry import load_rungs
 from tilewave.lab.selftest import GpuRunner, Outcome, Runner, Selftest, run_selftest
+from tilewave.lab.selftest_library import GpuSamples, LibraryOutcome, Task, run_library
+from tilewave.lab.workers import Budget
 from tilewave.runtime.driver import Device, probe
 
 BUDGET_S = 60.0
@@ -32,6 +34,7 @@ SHOWN_PER_RUNG = 3
 def selftest_command(
     *,
     rungs: str | None,
+    library: bool,
     device: str | None,
     emulate: bool,
     seed: int | None,
@@ -39,13 +42,17 @@ def selftest_command(
     path: Path | None,
     jobs: int | None,
 ) -> None:
-    """Test every kernel, say what to report if something differs, and fail then."""
+    """Test every kernel, say what to report if something differs, and fail then.
+
+    ``library``: the library's kernels and no rungs, unless those are named too; rungs named: them alone.
+    """
     budget = options.check_budget(budget) or BUDGET_S
     workers = options.check_jobs(jobs)
     if seed is not None and not 0 <= seed <= LARGEST_SEED:
         raise UsageError(f"seed {seed}: whole numbers from 0 to {LARGEST_SEED} are accepted")
     known = {rung.number: rung for rung in load_rungs()}
-    chosen = [known[number] for number in (known if rungs is None else options.parse_numbers(rungs, known))]
+    numbers = () if library else known
+    chosen = [known[number] for number in (numbers if rungs is None else options.parse_numbers(rungs, known))]
     # An unknown name is refused on any machine.
     spec = get_spec(DEFAULT_EMULATED if device is None else device)
     if path is not None:
@@ -69,16 +76,26 @@ def selftest_command(
         compiler=compiler_version(),
         gpu_details={"sms": spec.sms, "clock_mhz": spec.clock_mhz, "arch": spec.arch} if gpu else None,
     )
+    allowed = Budget(budget)
+    outcomes: list[LibraryOutcome] = []
+    left_out: list[Task] = []
     with progress_bar() as progress:
+        if library or rungs is None:
+            samples = None if gpu is None else GpuSamples(gpu)
+            outcomes, left_out = run_library(
+                spec, seed=seed, gpu=samples, budget=allowed, jobs=workers, progress=progress
+            )
         result = run_selftest(
-            chosen, spec, seed=seed, gpu=runner, budget_s=budget, jobs=workers, progress=progress
+            chosen, spec, seed=seed, gpu=runner, budget_s=allowed.left, jobs=workers, progress=progress
         )
-    for line in rung_lines(result):
+    result.library, result.library_not_run = outcomes, list(map(str, left_out))
+    result.seconds = round(budget - allowed.left, 1)
+    for line in (*library_lines(result), *rung_lines(result)):
         console.print(line, soft_wrap=True)
     for note in result.notes:
         console.print(f"Note: {note}.", style="yellow", soft_wrap=True)
     console.print(verdict(result), style="bold green" if result.passed else "bold red", soft_wrap=True)
-    if result.failures:
+    if result.failures or result.library_failures:
         # Not through the console: what is pasted must not be wrapped to the width of this terminal.
         sys.stdout.write("\n" + report(result, environment.to_json()))
     if path is not None:
@@ -86,6 +103,21 @@ def selftest_command(
         console.print(f"Results are in {path}.")
     if not result.passed:
         sys.exit(1)
+
+
+def library_lines(result: Selftest) -> Iterator[str]:
+    """A line for each family of the library's kernels."""
+    for family, group in groupby(result.library, key=lambda outcome: outcome.family):
+        outcomes = list(group)
+        errors = [outcome.error_in_bounds for outcome in outcomes if outcome.error_in_bounds is not None]
+        failed = sum(bool(outcome.findings) for outcome in outcomes)
+        compared = not failed and all(outcome.compared_bits for outcome in outcomes)
+        state = f"WRONG in {failed} of them" if failed else "right"
+        yield (
+            f"{family:<24} {_count(len(outcomes), 'product'):>11}, {'':>9}  "
+            f"largest error {max(errors, default=float('nan')):8.3g} bounds: {state}"
+            f"{', bits as in the emulator' if compared else ''}"
+        )
 
 
 def rung_lines(result: Selftest) -> Iterator[str]:
@@ -109,13 +141,18 @@ def verdict(result: Selftest) -> str:
     where = f"the emulator of {result.device}" if result.emulated else result.device
     tested = len(result.rungs) - len(result.not_run)
     parts = []
+    if result.library_failures:
+        names = sorted({outcome.kernel for outcome in result.library_failures})
+        parts.append(f"WRONG on {where}: the library's {', '.join(names)}")
     if result.failures:
         wrong = sorted({outcome.rung for outcome in result.failures})
         parts.append(f"WRONG on {where}: rungs {_numbers(wrong)}")
-    else:
-        parts.append(
-            f"{_count(tested, 'rung')} and {_count(len(result.outcomes), 'product')} are right on {where}"
-        )
+    elif not result.library_failures:
+        ours = f"{_count(len(result.library), 'product')} of the library, " if result.library else ""
+        products = _count(len(result.outcomes), "product")
+        parts.append(f"{ours}{_count(tested, 'rung')} and {products} are right on {where}")
+    if result.library_not_run:
+        parts.append(f"NOT RUN: {len(result.library_not_run)} of the library's (give a larger --budget)")
     if result.not_run:
         parts.append(f"NOT RUN: rungs {_numbers(result.not_run)} (give a larger --budget, or --rungs)")
     return f"{'; '.join(parts)}. {result.seconds:.1f} s."
@@ -136,13 +173,18 @@ def report(result: Selftest, environment: Mapping[str, Any]) -> str:
         f"packages   Python {environment['python']}, {versions}; {environment['platform']}",
         f"seed       {result.seed}",
     ]
+    for of_library in result.library_failures:
+        lines += ["", f"library's kernel {of_library.kernel}, {of_library.dealing}, {of_library.product}"]
+        lines += [f"  {finding}" for finding in of_library.findings]
+    if result.library_failures:
+        lines.append(f"  reproduce: {reproduce(result, '--library')}")
     for _, group in groupby(result.failures, key=lambda outcome: outcome.rung):
         failures = list(group)
         for outcome in failures[:SHOWN_PER_RUNG]:
             lines += ["", *_failure(outcome)]
         if len(failures) > SHOWN_PER_RUNG:
             lines.append(f"  ... and {len(failures) - SHOWN_PER_RUNG} more products of this rung")
-        lines.append(f"  reproduce: {reproduce(result, failures[0].rung)}")
+        lines.append(f"  reproduce: {reproduce(result, '--rungs', str(failures[0].rung))}")
     lines += [f"note: {note}" for note in result.notes]
     return "\n".join([*lines, "-" * 72, ""])
 
@@ -155,9 +197,9 @@ def _failure(outcome: Outcome) -> Iterator[str]:
         yield f"  largest error {outcome.error_in_bounds:.4g} bounds, allowed {outcome.allowed:g}"
 
 
-def reproduce(result: Selftest, rung: int) -> str:
-    """The command that runs a rung again on the same data."""
-    command = ["tilewave", "selftest", "--rungs", str(rung), "--seed", str(result.seed)]
+def reproduce(result: Selftest, *what: str) -> str:
+    """The command that runs something again on the same data."""
+    command = ["tilewave", "selftest", *what, "--seed", str(result.seed)]
     return shlex.join([*command, "--device", result.device] if result.emulated else command)
 
 
