@@ -254,8 +254,11 @@ class CublasLtContestant:
         self._library = _library()
         if self._library is None:
             raise ToolchainError("nvmath works on arrays of torch or cupy, and neither can be used")
-        self._advanced: Any = importlib.import_module("nvmath.linalg.advanced")
-        nvmath: Any = importlib.import_module("nvmath")
+        try:
+            self._advanced: Any = importlib.import_module("nvmath.linalg.advanced")
+            nvmath: Any = importlib.import_module("nvmath")
+        except Exception as error:  # it loads libraries of CUDA, which may be missing or too old
+            raise ToolchainError(f"nvmath is installed but unusable ({error})") from error
         self.name = f"cuBLASLt through nvmath {nvmath.__version__}"
 
     def enter(self, bench: Workbench, product: SuiteProduct, sets: Sequence[Buffers]) -> list[Entry]:
