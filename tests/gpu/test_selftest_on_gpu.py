@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +13,15 @@ from typer.testing import CliRunner
 from tilewave.cli import app
 from tilewave.compiler import Source
 from tilewave.device import DeviceSpec
+from tilewave.kernels.ship import every_instance
 from tilewave.lab.faults import Edit
+from tilewave.lab.ladder import Silent
+from tilewave.lab.product_samples import Dealing, make_sample
 from tilewave.lab.registry import Rung, get_rung
 from tilewave.lab.selftest import GpuRunner, run_selftest
+from tilewave.lab.selftest_library import GpuSamples, run_library
+from tilewave.lab.workers import Budget
+from tilewave.planner.schedules import DATA_PARALLEL, Raster, decompose
 from tilewave.runtime.driver import Device
 
 pytestmark = pytest.mark.gpu
@@ -40,6 +46,30 @@ def test_some_rungs_pass(device: Device, spec: DeviceSpec, tmp_path: Path) -> No
     assert (data["emulated"], data["device"], data["compared_bits"]) == (False, spec.name, [1, 7, 13])
     assert data["environment"]["gpu"] == device.name
     assert data["not_run"] == []
+
+
+def test_the_library_passes(device: Device, spec: DeviceSpec, rng: np.random.Generator) -> None:
+    seed = int(rng.integers(2**32))
+    outcomes, left_out = run_library(
+        spec, seed=seed, gpu=GpuSamples(device), budget=Budget(None), jobs=2, progress=Silent()
+    )
+    assert not left_out
+    assert not [outcome for outcome in outcomes if outcome.findings], f"seed {seed}"
+    assert all(outcome.compared_bits for outcome in outcomes)
+
+
+def test_damage_by_a_kernel_of_the_library_is_found(
+    device: Device,
+) -> None:
+    """A kernel is told that out has more rows than it has."""
+    instance = next(one for one in every_instance() if one.family == "elementwise")
+    sample = make_sample(instance, Dealing.DATA_PARALLEL, 6)
+    taller = replace(sample.plan.problem, m=sample.plan.problem.m + instance.bm)
+    rows, columns, groups = instance.tiles(taller)
+    cut = decompose(rows * columns * groups, 0, instance.bk, DATA_PARALLEL, 3)
+    plan = replace(sample.plan, problem=taller, cut=cut, raster=Raster(rows, columns))
+    _, damage = GpuSamples(device).results(replace(sample, plan=plan))
+    assert "wrote outside out" in damage
 
 
 @pytest.mark.parametrize(
