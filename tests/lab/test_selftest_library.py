@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,15 +14,18 @@ from typer.testing import CliRunner
 
 from tilewave.cli import app
 from tilewave.device import get_spec
+from tilewave.emulator import Memory
 from tilewave.errors import DeviceError, EmulationError
+from tilewave.kernels.arguments import Pointers
 from tilewave.kernels.families import FAMILIES
 from tilewave.lab import selftest_command, selftest_library
 from tilewave.lab.ladder import Silent
-from tilewave.lab.product_samples import Sample, dealings
+from tilewave.lab.product_samples import Dealing, Sample, dealings, make_sample
 from tilewave.lab.selftest_library import LibraryOutcome, Results, Task, run_library, tasks_for
 from tilewave.lab.workers import Budget
+from tilewave.planner.gemm.records import GemmPlan
 from tilewave.runtime.driver import Probe
-from tilewave.runtime.emulated import emulate_plan
+from tilewave.runtime.emulated import emulate_plan, run_plan
 
 SPEC = get_spec("H200")
 cli = CliRunner()
@@ -118,6 +122,70 @@ def test_a_lost_gpu_and_a_spent_budget_leave_some_out(few: list[Task], seed: int
     for gpu in (None, Gpu()):
         outcomes, left = run_library(SPEC, seed=seed, gpu=gpu, **{**options, "budget": Budget(0)})
         assert (outcomes, len(left)) == ([], len(few))
+
+
+class Memories:
+    """Device memory made of the emulator's, in which plans are launched."""
+
+    def __init__(self) -> None:
+        self.memory = Memory()
+        self.launches = 0
+
+    def from_numpy(self, device: object, array: np.ndarray) -> SimpleNamespace:
+        buffer = self.memory.put(array)
+        return SimpleNamespace(
+            address=buffer.address,
+            to_numpy=lambda: self.memory.get(buffer),
+            copy_from=lambda values: self.memory.set(buffer, values),
+        )
+
+    def launch(self, plan: GemmPlan, pointers: Pointers, alpha: float, beta: float, **_: object) -> None:
+        self.launches += 1
+        run_plan(plan, pointers, self.memory, alpha=alpha, beta=beta, exact_fma=True, count=False)
+
+
+@pytest.fixture
+def memories(monkeypatch: pytest.MonkeyPatch) -> Memories:
+    memories = Memories()
+    monkeypatch.setattr(selftest_library, "DeviceArray", memories)
+    stream = SimpleNamespace(handle=0, synchronize=lambda: None)
+    monkeypatch.setattr(selftest_library, "Stream", lambda device: stream)
+    monkeypatch.setattr("tilewave.runtime.execute.launch_plan", memories.launch)
+    return memories
+
+
+def test_what_a_gpu_gives_is_read_between_guard_zones(memories: Memories, seed: int) -> None:
+    samples = selftest_library.GpuSamples(SimpleNamespace(ordinal=0))  # type: ignore[arg-type]
+    instance = next(one for family in FAMILIES for one in family.instances() if one.family == "tiny")
+    for dealing in dealings(instance):
+        sample = make_sample(instance, dealing, seed)
+        results, damage = samples.results(sample)
+        assert damage == ()
+        assert sample.error_in_bounds(results["out"], results.get("preactivation")) <= 1
+    assert memories.launches == 2 * len(dealings(instance))
+
+
+def test_a_write_outside_and_bits_that_change_are_seen(
+    memories: Memories, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance = next(one for family in FAMILIES for one in family.instances() if one.family == "tiny")
+    sample = make_sample(instance, Dealing.DATA_PARALLEL, seed)
+    samples = selftest_library.GpuSamples(SimpleNamespace(ordinal=0))  # type: ignore[arg-type]
+
+    def careless(plan: GemmPlan, pointers: Pointers, *_: object, **__: object) -> None:
+        memories.launches += 1
+        for address in (pointers.out, pointers.out - 4, pointers.a):
+            (buffer,) = (b for b in memories.memory.buffers if b.address <= address < b.end)
+            values = memories.memory.get(buffer)
+            values[(address - buffer.address) // 4] = memories.launches
+            memories.memory.set(buffer, values)
+
+    monkeypatch.setattr("tilewave.runtime.execute.launch_plan", careless)
+    assert set(samples.results(sample)[1]) == {
+        "wrote outside out",
+        "wrote into a",
+        "gave other bits when launched again",
+    }
 
 
 def run(*arguments: str) -> tuple[int, str]:
