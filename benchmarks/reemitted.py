@@ -2,12 +2,14 @@
 
     PYTHONPATH=src timeout 400 python3 benchmarks/reemitted.py --out reemitted.json --budget 300
         [--only TEXT ...] [--sizes 2048 4096 8192] [--rounds 7] [--no-timing]
+        [--spacing loads=20 --spacing loads=12,behind_barrier=12 ...]
 
 Every instance of the family `large_tile` is compiled here and put through the pass. Compiler's cubin and
 re-emitted one compute the same products (random, all-positive, small-integer, with NaN and infinities;
 ragged sizes, padded rows, every kind of schedule): all bits of the outputs must agree, before the timing and
 after. Then both and cuBLAS (through PyTorch, operands in the same layout) take turns at square sizes. A later
-call with the same file goes on where this one ended.
+call with the same file goes on where this one ended. `--spacing` adds loops with other distances between
+their instructions (`tilewave.compiler.sass.Spacing`) to the contenders, to find better ones.
 """
 
 from __future__ import annotations
@@ -17,19 +19,20 @@ import ctypes
 import json
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from suite import TorchStopwatch
 
 from stream_rates import layout_of
-from suite import TorchStopwatch
 from tilewave.bench.environment import Environment
 from tilewave.bench.timing import Contender, interleave
 from tilewave.compiler import compiler_version
-from tilewave.compiler.sass import reemit
+from tilewave.compiler.sass import Spacing, reemit
 from tilewave.device import query_device
 from tilewave.device.driver import bindings
 from tilewave.errors import UsageError
@@ -59,17 +62,33 @@ class Pair:
     reason: str | None
     report: str
     seconds: float
+    variants: dict[str, bytes]
 
 
-def made(name: str) -> Pair:
+def made(name: str, spacings: Sequence[str]) -> Pair:
     """Compile an instance and put it through the pass."""
     instance = by_name()[name]
     program, kernel = compile_instance(instance, ARCH)
     start = time.monotonic()
     outcome = reemit(program, kernel.symbol)
     seconds = time.monotonic() - start
+    variants = {}
+    for text in spacings:
+        fields = {key: int(value) for key, value in (part.split("=") for part in text.split(","))}
+        variant = reemit(program, kernel.symbol, Spacing(**fields))
+        if variant.cubin is None:
+            print(f"{name} {text}: {variant.reason}", flush=True)
+        elif variant.cubin != outcome.cubin:
+            variants[text] = variant.cubin
     return Pair(
-        name, kernel.symbol, program.cubin, outcome.cubin, outcome.reason, str(outcome.report), seconds
+        name,
+        kernel.symbol,
+        program.cubin,
+        outcome.cubin,
+        outcome.reason,
+        str(outcome.report),
+        seconds,
+        variants,
     )
 
 
@@ -181,7 +200,7 @@ def same_bits(planner: GemmPlanner, instance: Instance, kernels: dict[str, Kerne
                     results.append(out.clone().view(torch.int32))
                 compared += 1
                 where = f"{kind} {m}x{n}x{k} {schedule}"
-                if not torch.equal(*results):
+                if not all(torch.equal(results[0], other) for other in results[1:]):
                     wrong.append(where)
                 if kind in ("normal", "positive"):
                     exact = a.double() @ b.double()
@@ -229,6 +248,8 @@ def measure(pair: Pair, planner: GemmPlanner, options: argparse.Namespace) -> di
     if pair.reemitted is None:
         return row
     kernels["reemitted"] = Kernel(pair.reemitted, pair.symbol, instance)
+    for name, image in pair.variants.items():
+        kernels[name] = Kernel(image, pair.symbol, instance)
     row |= same_bits(planner, instance, kernels)
     if options.timing and not row["wrong"]:
         row["rates"] = {
@@ -243,6 +264,7 @@ def line(name: str, row: dict[str, Any]) -> str:
     bits = f"{row['compared']} same" if not row["wrong"] else f"{len(row['wrong'])} WRONG"
     rates = "  ".join(
         f"{size}: {r['compiler']:.1f} -> {r['reemitted']:.1f} x{r['reemitted/cuBLAS']:.3f}"
+        + "".join(f" [{key} {r[key]:.1f}]" for key in r if "=" in key and "/" not in key)
         + ("" if r["same bits"] else " BITS DIFFER")
         for size, r in row.get("rates", {}).items()
     )
@@ -255,6 +277,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=300.0, help="seconds")
     parser.add_argument("--only", nargs="*", help="parts of names of instances")
     parser.add_argument("--sizes", nargs="*", type=int, default=[2048, 4096, 8192])
+    parser.add_argument("--spacing", action="append", default=[], help="a variant: FIELD=N,FIELD=N")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--no-timing", dest="timing", action="store_false")
     parser.add_argument("--jobs", type=int, default=8)
@@ -265,7 +288,8 @@ def main() -> None:
     if options.out.exists():
         record = json.loads(options.out.read_text(encoding="utf-8"))
     with ProcessPoolExecutor(options.jobs) as pool:  # before CUDA is initialised, as it forks
-        pairs = list(pool.map(made, [name for name in names if name not in record["instances"]]))
+        left = [name for name in names if name not in record["instances"]]
+        pairs = list(pool.map(made, left, [options.spacing] * len(left)))
     print(f"{len(pairs)} kernels after {time.monotonic() - started:.0f} s", flush=True)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.set_grad_enabled(False)

@@ -4,7 +4,7 @@
     python benchmarks/register_file_page.py --nvrtc .cache/nvrtc-13.0.88/nvidia/cu13/lib
 
 Writes benchmarks/results/register_file.json and from it the table in docs/register-file.md; with --check it
-only compares the page with the JSON.
+only compares the page with the JSON, and with --render only writes the page.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "benchmarks" / "results" / "register_file.json"
 PAGE = ROOT / "docs" / "register-file.md"
+MEASURED = ROOT / "benchmarks" / "results" / "reemitted_h200.json"
 BEGIN, END = "<!-- predictions -->\n", "<!-- end of predictions -->"
+BEGIN_MEASURED, END_MEASURED = "<!-- measured -->\n", "<!-- end of measured -->"
 Row = dict[str, Any]
 
 
@@ -69,10 +71,34 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def measured_table(record: dict[str, Any]) -> str:
+    """TFLOP/s on an H200: the compiler's loop, the new one, and its ratio to cuBLAS."""
+    instances = record["instances"]
+    sizes = next(list(row["rates"]) for row in instances.values() if row["reason"] is None)
+    lines = ["| kernel | " + " | ".join(sizes) + " |", "| --- |" + " --- |" * len(sizes)]
+    for name, row in instances.items():
+        rates = row.get("rates", {})
+        cells = [
+            f"{rates[size]['compiler']:.1f}, {rates[size]['reemitted']:.1f}, "
+            f"{rates[size]['reemitted/cuBLAS']:.3f}x"
+            if size in rates
+            else "not emitted then"
+            for size in sizes
+        ]
+        lines.append(f"| `{name.removeprefix('large_tile_')}` | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def with_table(page: str, rows: list[Row]) -> str:
-    """The page with its table made anew."""
-    head, rest = page.split(BEGIN)
-    return head + BEGIN + table(rows) + END + rest.split(END)[1]
+    """The page with its tables made anew."""
+    readings = json.loads(MEASURED.read_text(encoding="utf-8"))
+    for begin, end, text in (
+        (BEGIN, END, table(rows)),
+        (BEGIN_MEASURED, END_MEASURED, measured_table(readings)),
+    ):
+        head, rest = page.split(begin)
+        page = head + begin + text + end + rest.split(end)[1]
+    return page
 
 
 def main() -> None:
@@ -80,11 +106,15 @@ def main() -> None:
     parser.add_argument("--nvrtc", action="append", default=[], help="another NVRTC to compile with")
     parser.add_argument("--print", action="store_true", help="only compile, and print the rows as JSON")
     parser.add_argument("--check", action="store_true", help="only compare page and JSON")
+    parser.add_argument("--render", action="store_true", help="only write the page from the JSON")
     options = parser.parse_args()
     page = PAGE.read_text(encoding="utf-8")
     if options.check:
         rows = json.loads(RECORD.read_text(encoding="utf-8"))["rows"]
         sys.exit("docs/register-file.md differs from its JSON" if with_table(page, rows) != page else 0)
+    if options.render:
+        PAGE.write_text(with_table(page, json.loads(RECORD.read_text(encoding="utf-8"))["rows"]), "utf-8")
+        return
     if options.print:
         json.dump(measured(), sys.stdout)
         return

@@ -5,6 +5,7 @@ it stays as the compiler left it. Results are the same, bit for bit: every new l
 that knows nothing of the emitter. docs/register-file.md tells how and why.
 """
 
+from tilewave.compiler.sass.emit import Spacing
 from tilewave.compiler.sass.reemit import OFF_SWITCH, Reemitted, Report, image_to_load, reemit
 
-__all__ = ["OFF_SWITCH", "Reemitted", "Report", "image_to_load", "reemit"]
+__all__ = ["OFF_SWITCH", "Reemitted", "Report", "Spacing", "image_to_load", "reemit"]

@@ -27,14 +27,28 @@ _COPIES, _SOURCES, _LOADED, _STORED, _FRAGMENTS = 0, 1, 2, 3, 4
 """Scoreboards: copies of a slice (the compiler's own choice), addresses read, global loads, stores' sources
 read, and the fragments of even slices (those of odd ones have the next)."""
 _ALL = (1 << SCOREBOARDS) - 1
-_FIRST_LOAD, _FIRST_OTHER = 8, 4
-_LOAD_EVERY, _OTHERS_EVERY, _STORES_EVERY = 16, 12, 8
+_FIRST_OTHER = 4
 _LATEST_OTHER = 0.55
 """Share of the loop by which what starts the next slice's loads is out, so that they have time to arrive."""
-_AFTER_BARRIER = 14
-"""Multiply-adds between the loads that follow the barrier: they must be back by the loop's end."""
 _BEFORE_BRANCH = 14
 """Multiply-adds between the last other instruction and the branch: more than any fixed latency."""
+
+
+@dataclass(frozen=True)
+class Spacing:
+    """Multiply-adds from one instruction to the next of its kind, at most; all are even.
+
+    `loads` of a slice, the first of them `first_load` multiply-adds into the slice before; `others` before
+    the stores; `stores` up to the barrier, which stands `barrier` multiply-adds into the last slice; and
+    loads `behind_barrier`, which must be back by the loop's end.
+    """
+
+    loads: int = 16
+    first_load: int = 8
+    others: int = 12
+    stores: int = 8
+    barrier: int = 4
+    behind_barrier: int = 14
 
 
 @dataclass(frozen=True)
@@ -42,6 +56,7 @@ class Order:
     """One of the orders that the emitter can give a loop; `held` is the side that is held in slot 1."""
 
     held: int
+    spacing: Spacing = Spacing()
 
 
 @dataclass
@@ -158,6 +173,7 @@ def _places(
     """What stands before each multiply-add, by its number in the loop."""
     width = len(steady.sums)
     total = steady.depth * width
+    spacing = order.spacing
     places: dict[int, list[_Slot]] = defaultdict(list)
 
     def load(index: int, slice_: int) -> _Slot:
@@ -176,22 +192,22 @@ def _places(
     head, tail, toggles, rest = _parts(others, steady)
     for slice_ in range(1, steady.depth):
         # The last loads before the barrier leave room for the stores that must follow them.
-        room = width - 2 * max(_FIRST_LOAD, len(tail) if slice_ == steady.depth - 1 else 0)
-        every = min(_LOAD_EVERY, even(room // len(in_order_of_need(slice_))))
+        room = width - 2 * max(spacing.first_load, len(tail) if slice_ == steady.depth - 1 else 0)
+        every = min(spacing.loads, even(room // len(in_order_of_need(slice_))))
         require(every >= 2, "there is no room for the loads of a slice")
         for i, index in enumerate(in_order_of_need(slice_)):
-            places[(slice_ - 1) * width + _FIRST_LOAD + every * i].append(load(index, slice_))
+            places[(slice_ - 1) * width + spacing.first_load + every * i].append(load(index, slice_))
     last_load = max(places)
 
-    barrier = (steady.depth - 1) * width + 4
-    every = min(_STORES_EVERY, even((barrier - last_load - 2) // len(tail)))
+    barrier = (steady.depth - 1) * width + spacing.barrier
+    every = min(spacing.stores, even((barrier - last_load - 2) // len(tail)))
     require(every >= 2, "there is no room for the stores before the barrier")
     stores = barrier - every * (len(tail) - 1)
     for i, one in enumerate(tail):
         places[stores + every * i].append(_other(one))
 
     units = _glued(head)
-    every = min(_OTHERS_EVERY, even(int(_LATEST_OTHER * total) // max(1, len(units))))
+    every = min(spacing.others, even(int(_LATEST_OTHER * total) // max(1, len(units))))
     require(every >= 4 and _FIRST_OTHER + every * len(units) < stores, "too many other instructions")
     for i, unit in enumerate(units):
         places[_FIRST_OTHER + every * i] += [_other(one) for one in unit]
@@ -203,10 +219,12 @@ def _places(
     at += 6
     for index in in_order_of_need(steady.depth):
         places[at].append(load(index, steady.depth))
-        at += _AFTER_BARRIER
-    require(at - _AFTER_BARRIER < total - 2 * _AFTER_BARRIER, "too many loads follow the barrier")
+        at += spacing.behind_barrier
+    require(
+        at - spacing.behind_barrier < total - 2 * spacing.behind_barrier, "too many loads follow the barrier"
+    )
     room = total - _BEFORE_BRANCH - (barrier + 6)
-    every = min(_OTHERS_EVERY, max(2, even(room // max(1, len(rest)))))
+    every = min(spacing.others, max(2, even(room // max(1, len(rest)))))
     require(every * len(rest) <= room, "too many other instructions follow the barrier")
     for i, one in enumerate(rest):
         places[barrier + 6 + every * i].append(_other(one))

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 
 from tilewave.compiler.records import Program
-from tilewave.compiler.sass.emit import Order, emit
+from tilewave.compiler.sass.emit import Order, Spacing, emit
 from tilewave.compiler.sass.flow import live_before, steady_loop
 from tilewave.compiler.sass.mapping import UnsuitableLoop, map_loop
 from tilewave.compiler.sass.patch import with_words
@@ -26,6 +26,7 @@ KNOWN_ARCHITECTURES = ("sm_90", "sm_90a")
 KNOWN_KERNELS = {"_ZN8tilewave10large_tileI": 1024}
 """How symbols of kernels begin that are written for the pass, and the multiply-adds of their steady loop."""
 
+_DEFAULT_SPACING = Spacing()
 _MOST_REGISTERS = 255
 _ALLOCATED_BY = 8
 """Registers of a thread are allocated in steps of so many."""
@@ -56,15 +57,15 @@ class Reemitted:
     report: Report | None = None
 
 
-def reemit(program: Program, symbol: str) -> Reemitted:
-    """Emit the steady loop of the kernel `symbol` anew.
+def reemit(program: Program, symbol: str, spacing: Spacing = _DEFAULT_SPACING) -> Reemitted:
+    """Emit the steady loop of the kernel `symbol` anew; `spacing` is for experiments.
 
     Nothing is raised for a kernel that the pass cannot take: the outcome's `reason` says why.
     """
     reason = refusal(program, symbol)
     if reason is not None:
         return Reemitted(None, reason)
-    return _reemit(program.cubin, symbol)
+    return _reemit(program.cubin, symbol, spacing)
 
 
 def image_to_load(program: Program, symbol: str) -> bytes:
@@ -93,10 +94,10 @@ def refusal(program: Program, symbol: str) -> str | None:
 
 
 @functools.lru_cache(maxsize=128)
-def _reemit(image: bytes, symbol: str) -> Reemitted:
+def _reemit(image: bytes, symbol: str, spacing: Spacing) -> Reemitted:
     multiply_adds = next(n for prefix, n in KNOWN_KERNELS.items() if symbol.startswith(prefix))
     try:
-        return _attempt(Cubin(image), symbol, multiply_adds)
+        return _attempt(Cubin(image), symbol, multiply_adds, spacing)
     except UnsuitableLoop as error:
         return Reemitted(None, f"the steady loop has not the form that the pass knows: {error}")
     except Rejected as error:
@@ -105,7 +106,7 @@ def _reemit(image: bytes, symbol: str) -> Reemitted:
         return Reemitted(None, f"the machine code is not understood: {error}")
 
 
-def _attempt(cubin: Cubin, symbol: str, multiply_adds: int) -> Reemitted:
+def _attempt(cubin: Cubin, symbol: str, multiply_adds: int, spacing: Spacing) -> Reemitted:
     function = cubin.function(symbol)
     code = decode_function(function, cubin.sm)
     verifier = Verifier(code, multiply_adds)
@@ -119,7 +120,7 @@ def _attempt(cubin: Cubin, symbol: str, multiply_adds: int) -> Reemitted:
     steady = map_loop(loop)
     best: tuple[RegisterFileScore, list[int]] | None = None
     for held in steady.sides:
-        words = emit(loop, steady, at_head | behind, Order(held))
+        words = emit(loop, steady, at_head | behind, Order(held, spacing))
         predicted = score([decode(word, 0, cubin.sm) for word in words])
         if best is None or predicted.cycles < best[0].cycles:
             best = predicted, words
