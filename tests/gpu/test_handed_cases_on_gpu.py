@@ -293,6 +293,8 @@ def _product_in_child(connection: Any) -> None:
         connection.send(f"{type(error).__name__}: {error}")
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # JAX warns of any fork
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 def test_h063_a_fork_after_use_is_named() -> None:
     tilewave.matmul(normal(3, 3), normal(3, 3))
     context = multiprocessing.get_context("fork")
