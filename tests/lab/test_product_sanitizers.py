@@ -198,16 +198,18 @@ class FakeModule:
     def function(self, symbol: str) -> SimpleNamespace:
         program, kernel = compile_instance(self._instance, "sm_90")
         assert symbol == kernel.symbol
+        allowed: list[int] = []
 
         def prepare(grid: Any, block: Any, arguments: list[Any], stream: object, shared: int) -> Any:
             (packed,) = arguments
+            assert allowed == [shared]
             assert len(packed.raw) == GEMM_ARGS_BYTES
             options = {"dynamic_shared_bytes": shared, "count": False}
             return lambda: launch(
                 program.ptx, symbol, grid, block, [packed.raw], FakeDriver.memory, **options
             )
 
-        return SimpleNamespace(prepare=prepare)
+        return SimpleNamespace(prepare=prepare, allow_dynamic_shared=allowed.append)
 
 
 def small_instances(rng: np.random.Generator) -> list[Instance]:

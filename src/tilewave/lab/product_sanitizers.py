@@ -178,6 +178,8 @@ def _launch(device: Any, stream: Any, function: Any, sample: Sample, *, poison: 
         depth=plan.instance.bk,
     )
     block = ctypes.create_string_buffer(packed, len(packed))
+    # Static memory counts too towards what a kernel must be allowed first.
+    function.allow_dynamic_shared(plan.instance.shared_bytes)
     function.prepare(
         (plan.blocks, 1, 1), (plan.instance.threads, 1, 1), [block], stream, plan.instance.shared_bytes
     )()
