@@ -88,6 +88,7 @@ def test_some_instances(rng: Generator) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("instance", INSTANCES, ids=str)
 def test_every_instance(instance: Instance, rng: Generator) -> None:
     image = check_reemitted(instance)

@@ -33,6 +33,7 @@ def test_a_drawn_schedule(stream: Stream, rng: Generator) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.sampled(40)
 @every_stream
 @every_schedule
 def test_every_schedule(stream: Stream, schedule: Schedule, rng: Generator) -> None:
@@ -40,6 +41,7 @@ def test_every_schedule(stream: Stream, schedule: Schedule, rng: Generator) -> N
 
 
 @pytest.mark.long
+@pytest.mark.sampled(30)
 @every_stream
 @pytest.mark.parametrize("resident", [1, 2, 7])
 def test_every_order_of_blocks(stream: Stream, resident: int, rng: Generator) -> None:

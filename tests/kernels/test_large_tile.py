@@ -60,6 +60,7 @@ def test_random_products(rng: Generator) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.sampled(60)
 @every_schedule
 @pytest.mark.parametrize("instance", INSTANCES, ids=str)
 def test_every_instance_under_every_schedule(instance: Instance, schedule: Schedule, rng: Generator) -> None:
@@ -167,6 +168,7 @@ def test_steady_loop(rng: Generator) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("arch", ["sm_90", "sm_90a"])
 @pytest.mark.parametrize("instance", INSTANCES, ids=str)
 def test_steady_loop_of_every_instance(instance: Instance, arch: str) -> None:
@@ -180,6 +182,7 @@ def test_machine_code(rng: Generator) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.sampled(30)
 @every_schedule
 @pytest.mark.parametrize("instance", INSTANCES, ids=str)
 def test_machine_code_of_every_instance(instance: Instance, schedule: Schedule, rng: Generator) -> None:

@@ -36,6 +36,7 @@ def test_random_products(rng: Generator) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.sampled(80)
 @every_schedule
 @pytest.mark.parametrize("instance", INSTANCES, ids=str)
 def test_every_instance_under_every_schedule(instance: Instance, schedule: Schedule, rng: Generator) -> None:
