@@ -58,7 +58,7 @@ def _load(directory: Path, key: str, arch: str) -> Program | None:
         return None
     try:
         data = archive.read(key)
-    except (KeyError, OSError, zipfile.BadZipFile):
+    except Exception:  # missing, or damaged in one of the many ways that zipfile and zlib tell apart
         return None
     return cache.decode(data, key)
 
@@ -67,7 +67,7 @@ def _load(directory: Path, key: str, arch: str) -> Program | None:
 def _archive(path: Path) -> zipfile.ZipFile | None:
     try:
         return zipfile.ZipFile(path)
-    except (OSError, zipfile.BadZipFile):
+    except Exception:  # likewise
         return None
 
 
