@@ -19,16 +19,14 @@ import ctypes
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from suite import TorchStopwatch
 
-from stream_rates import layout_of
 from tilewave.bench.environment import Environment
 from tilewave.bench.timing import Contender, interleave
 from tilewave.compiler import compiler_version
@@ -42,13 +40,38 @@ from tilewave.kernels.families import FAMILIES, large_tile
 from tilewave.kernels.instances import Contiguous, Instance
 from tilewave.planner.gemm import GemmPlan, GemmPlanner
 from tilewave.planner.schedules import DATA_PARALLEL, STREAM_K_WALK, Schedule, split_k
-from tilewave.problem import GemmProblem
+from tilewave.problem import GemmProblem, MatrixLayout
 from tilewave.runtime import driver
 from tilewave.runtime.driver import Device
 
 ARCH = "sm_90a"
 SCHEDULES = (DATA_PARALLEL, split_k(3), STREAM_K_WALK)
 KINDS = ("normal", "positive", "integers", "special")
+
+
+class TorchStopwatch:
+    """CUDA events on PyTorch's current stream."""
+
+    def __init__(self) -> None:
+        self._start = torch.cuda.Event(enable_timing=True)
+        self._end = torch.cuda.Event(enable_timing=True)
+
+    def elapsed_ms(self, work: Callable[[], None], repeats: int) -> float:
+        """Milliseconds of ``repeats`` calls."""
+        self._start.record()
+        for _ in range(repeats):
+            work()
+        self._end.record()
+        self._end.synchronize()
+        return float(self._start.elapsed_time(self._end))
+
+
+def layout_of(tensor: Any) -> MatrixLayout:
+    """How a tensor lies in memory."""
+    address = tensor.data_ptr()
+    alignment = 16 if address % 16 == 0 else 8 if address % 8 == 0 else 4
+    *batch, row, column = tensor.stride()
+    return MatrixLayout(row, column, tuple(batch), alignment)
 
 
 @dataclass(frozen=True)
@@ -225,7 +248,7 @@ def timed(
     plan = best_plan(planner, raw_problem(a, b, out), instance)
     contenders = [Contender(name, kernel.call(plan, a, b, out)) for name, kernel in kernels.items()]
     contenders.append(Contender("cuBLAS", lambda: torch.matmul(a, b, out=out)))
-    timings = interleave(contenders, TorchStopwatch(1), rounds=rounds)
+    timings = interleave(contenders, TorchStopwatch(), rounds=rounds)
     flops = 2.0 * size**3
     row: dict[str, Any] = {name: round(timing.tflops(flops), 2) for name, timing in timings.items()}
     row["schedule"] = str(plan.schedule)

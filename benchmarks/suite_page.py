@@ -3,8 +3,7 @@
     python benchmarks/suite_page.py [--check]
 
 Everything comes from benchmarks/results/suite_h200.json, which `tilewave bench workloads squares --json FILE`
-writes. The texts stand
-between `<!-- suite NAME -->` and `<!-- end of suite NAME -->`.
+writes. The texts stand between `<!-- suite NAME -->` and `<!-- end of suite NAME -->`.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from typing import Any
 from tilewave.bench.products.picture import draw as draw_run
 from tilewave.bench.products.records import BenchRun, load_run
 from tilewave.bench.products.table import pair, ratios
+from tilewave.kernels.ship import every_instance
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "suite_h200.json"
@@ -103,6 +103,14 @@ class Suite:
         )
         if self.wrong:
             yield f"{len(self.wrong)} products failed and are left out."
+        present = {instance.name for instance in every_instance()}
+        gone = sum((row["plan"] or "").split(" ")[0] not in present for row in self.rows)
+        if gone:
+            yield (
+                f"**These are readings of earlier kernels and of the planner before its calibration**: {gone} of "
+                "the products ran on a kernel that is gone. The library as it stands has not been measured over "
+                "the suite yet."
+            )
 
     def conditions(self) -> Iterator[str]:
         """Where and how it was measured."""

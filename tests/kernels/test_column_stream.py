@@ -6,53 +6,13 @@ import numpy as np
 import pytest
 from products import check, make_product, run
 from stream_cases import (
-    SCHEDULES,
-    check_any_order,
-    check_many,
-    check_nothing_leaks,
-    draw,
-    every,
     problem_of,
 )
 
 from tilewave.kernels.families import column_stream
-from tilewave.kernels.families.streams import Stream
-from tilewave.planner.schedules import DATA_PARALLEL, Schedule, split_k
+from tilewave.planner.schedules import DATA_PARALLEL, split_k
 
 Generator = np.random.Generator
-every_stream = every(column_stream.STREAMS)
-every_schedule = pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
-
-
-@every_stream
-def test_a_drawn_schedule(stream: Stream, rng: Generator) -> None:
-    if rng.integers(2):
-        check_many(rng, stream, draw(rng, SCHEDULES), 1)
-    else:
-        check_any_order(rng, stream, draw(rng, SCHEDULES[1:]), draw(rng, (1, 2, 7)))
-
-
-@pytest.mark.long
-@pytest.mark.sampled(40)
-@every_stream
-@every_schedule
-def test_every_schedule(stream: Stream, schedule: Schedule, rng: Generator) -> None:
-    check_many(rng, stream, schedule, 3)
-
-
-@pytest.mark.long
-@pytest.mark.sampled(30)
-@every_stream
-@pytest.mark.parametrize("resident", [1, 2, 7])
-def test_every_order_of_blocks(stream: Stream, resident: int, rng: Generator) -> None:
-    for schedule in SCHEDULES[1:]:
-        check_any_order(rng, stream, schedule, resident)
-
-
-@every_stream
-def test_nan_and_infinity_stay_where_they_are(stream: Stream, rng: Generator) -> None:
-    kinds = ("padded columns", "padded"), ("wide columns", "wide")
-    check_nothing_leaks(rng, stream, *kinds)
 
 
 @pytest.mark.parametrize("mirrored", [False, True])

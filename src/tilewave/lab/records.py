@@ -10,12 +10,14 @@ import json
 import os
 import statistics
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tilewave.errors import UsageError
+
+Record = TypeVar("Record")
 
 #: Version of the file's layout; a file of another version is refused, not guessed at.
 FORMAT = 1
@@ -256,19 +258,24 @@ def _row(data: Mapping[str, Any]) -> Row:
 
 def load_ladder(path: Path) -> Ladder:
     """Read a ladder file; UsageError says what is wrong with one that cannot be used."""
+    return read_json(path, Ladder.from_json)
+
+
+def save_ladder(ladder: Ladder, path: Path) -> None:
+    """Write a ladder file."""
+    write_json(ladder.to_json(), path)
+
+
+def read_json(path: Path, build: Callable[[Any], Record]) -> Record:
+    """What ``build`` makes of a JSON file; every ``UsageError``, its own too, names the file."""
     try:
-        return Ladder.from_json(json.loads(path.read_text(encoding="utf-8")))
+        return build(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise UsageError(f"{path} is not JSON: {error}") from error
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
-
-
-def save_ladder(ladder: Ladder, path: Path) -> None:
-    """Write a ladder file."""
-    write_json(ladder.to_json(), path)
 
 
 def write_json(data: Any, path: Path) -> None:

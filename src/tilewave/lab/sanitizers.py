@@ -316,7 +316,7 @@ class Sanitizer:
             code,
             parse_log(text),
             finished,
-            printed.read_text(errors="replace")[-2000:],
+            printed.read_text(errors="replace")[-2000:].replace(f"{Path.cwd()}/", ""),
         )
 
 

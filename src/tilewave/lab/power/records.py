@@ -6,14 +6,13 @@ is ``random`` (N(0,1)), ``zeros`` or, for ``ffma``, ``registers``.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tilewave.errors import UsageError
-from tilewave.lab.records import write_json
+from tilewave.lab.records import read_json, write_json
 
 FORMAT = 1
 """Version of the file's layout; a file of another version is refused, not guessed at."""
@@ -176,14 +175,7 @@ def _tuples(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 def load_power_run(path: Path) -> PowerRun:
     """Read a file that `tilewave power --json` wrote; ``UsageError`` says what is wrong with it."""
-    try:
-        return PowerRun.from_json(json.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise UsageError(f"{path} is not JSON: {error}") from error
-    except UsageError as error:
-        raise UsageError(f"{path}: {error}") from error
+    return read_json(path, PowerRun.from_json)
 
 
 def save_power_run(run: PowerRun, path: Path) -> None:

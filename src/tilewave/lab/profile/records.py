@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tilewave.errors import UsageError
-from tilewave.lab.records import write_json
+from tilewave.lab.records import read_json, write_json
 
 FORMAT = 1
 """Version of the file's layout; a file of another version is refused, not guessed at."""
@@ -147,14 +146,7 @@ def _library_kernel(entry: Mapping[str, Any]) -> LibraryKernel:
 
 def load_profile(path: Path) -> Profile:
     """Read a file that `tilewave profile --json` wrote; ``UsageError`` says what is wrong with it."""
-    try:
-        return Profile.from_json(json.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise UsageError(f"{path} is not JSON: {error}") from error
-    except UsageError as error:
-        raise UsageError(f"{path}: {error}") from error
+    return read_json(path, Profile.from_json)
 
 
 def save_profile(profile: Profile, path: Path) -> None:

@@ -27,6 +27,8 @@ CACHED_PLANS = 4096
 
 _CACHED_PLANNERS = 64
 _DEFAULT = PlanOptions()
+_SHOWN_REASONS = 4
+"""Rejected candidates that an error names: there can be hundreds, most for the same reason."""
 _NO_TIME = GemmEstimate(0.0, 0.0, 0.0, 0.0, 0.0)
 
 # What candidates are compared by: time, the arithmetic behind it, fewer pieces, the order of enumeration.
@@ -220,9 +222,12 @@ class GemmPlanner:
         )
 
     def _why_nothing(self, problem: GemmProblem, options: PlanOptions) -> str:
-        reasons = "; ".join(str(candidate) for candidate in self.candidates(problem, options))
+        reasons = [str(candidate) for candidate in self.candidates(problem, options)]
+        shown = "; ".join(reasons[:_SHOWN_REASONS]) or "none matches"
+        if len(reasons) > _SHOWN_REASONS:
+            shown += f"; and {len(reasons) - _SHOWN_REASONS} more candidates, each turned down"
         asked = f" with {options}" if options != _DEFAULT else ""
-        return f"no kernel can compute {problem} on {self.spec.name}{asked}: {reasons or 'none matches'}"
+        return f"no kernel can compute {problem} on {self.spec.name}{asked}: {shown}"
 
 
 class Considered(Sequence[GemmCandidate]):
