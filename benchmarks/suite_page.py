@@ -107,9 +107,9 @@ class Suite:
         gone = sum((row["plan"] or "").split(" ")[0] not in present for row in self.rows)
         if gone:
             yield (
-                f"**These are readings of earlier kernels and of the planner before its calibration**: {gone} of "
-                "the products ran on a kernel that is gone. The library as it stands has not been measured over "
-                "the suite yet."
+                "**These are readings of earlier kernels and of the planner before its calibration**: "
+                f"{gone} of the products ran on a kernel that is gone. The library as it stands has not been "
+                "measured over the suite yet."
             )
 
     def conditions(self) -> Iterator[str]:
