@@ -40,7 +40,7 @@ def ieee_bound(a: npt.ArrayLike, b: npt.ArrayLike) -> Float64:
     `a` is (..., M, K) and `b` is (..., K, N); the result is float64 (..., M, N), NaN or Inf where the
     operands make it so.
     """
-    x, y = _operands(a, b)
+    x, y = operands_in_float64(a, b)
     k = x.shape[-1]
     with np.errstate(invalid="ignore", over="ignore"):
         magnitude: Float64 = np.matmul(np.abs(x), np.abs(y))
@@ -58,7 +58,7 @@ def error_in_bounds(
     reference is finite, or the reverse, or an Inf of the wrong sign. Where sum |a||b| reaches the float32
     range, some order of the sum may overflow: there, a non-finite element is accepted.
     """
-    result, x, y = _product(c, a, b)
+    result, x, y = product_in_float64(c, a, b)
     if rows is not None:
         chosen = np.asarray(rows)
         result, x = result[..., chosen, :], x[..., chosen, :]
@@ -74,14 +74,15 @@ def error_in_bounds(
 
 def errors_in_bounds(c: npt.ArrayLike, a: npt.ArrayLike, b: npt.ArrayLike) -> Float64:
     """What `error_in_bounds` takes the largest of: the error of every element of `c`."""
-    return _ratios(*_product(c, a, b))
+    return _ratios(*product_in_float64(c, a, b))
 
 
 _ELEMENTS_AT_ONCE = 1 << 22
 _FLOAT32_OVERFLOW = 2.0**128 - 2.0**103
 
 
-def _operands(a: npt.ArrayLike, b: npt.ArrayLike) -> tuple[Float64, Float64]:
+def operands_in_float64(a: npt.ArrayLike, b: npt.ArrayLike) -> tuple[Float64, Float64]:
+    """Both operands, which must be float32 matrices that fit, in float64."""
     x, y = np.asarray(a), np.asarray(b)
     if x.dtype != np.float32 or y.dtype != np.float32:
         raise UsageError(f"a and b are {x.dtype} and {y.dtype}; accepted is float32")
@@ -92,8 +93,11 @@ def _operands(a: npt.ArrayLike, b: npt.ArrayLike) -> tuple[Float64, Float64]:
     return x.astype(np.float64), y.astype(np.float64)
 
 
-def _product(c: npt.ArrayLike, a: npt.ArrayLike, b: npt.ArrayLike) -> tuple[Float32, Float64, Float64]:
-    x, y = _operands(a, b)
+def product_in_float64(
+    c: npt.ArrayLike, a: npt.ArrayLike, b: npt.ArrayLike
+) -> tuple[Float32, Float64, Float64]:
+    """A float32 product, and its operands in float64; all must fit."""
+    x, y = operands_in_float64(a, b)
     result = np.asarray(c)
     expected = (*np.broadcast_shapes(x.shape[:-2], y.shape[:-2]), x.shape[-2], y.shape[-1])
     if result.dtype != np.float32 or result.shape != expected:
@@ -105,10 +109,16 @@ def _product(c: npt.ArrayLike, a: npt.ArrayLike, b: npt.ArrayLike) -> tuple[Floa
 
 def _ratios(c: Float32, x: Float64, y: Float64) -> Float64:
     k = x.shape[-1]
+    with np.errstate(invalid="ignore", over="ignore"):
+        limit = gamma(k) * np.matmul(np.abs(x), np.abs(y)) + k * SMALLEST_SUBNORMAL / 2
+    return ratios_to(limit, c, x, y)
+
+
+def ratios_to(limit: Float64, c: Float32, x: Float64, y: Float64) -> Float64:
+    """The error of every element of ``c``, for x @ y, in units of ``limit``; infinite if wrong in kind."""
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         reference = np.matmul(x, y)
         magnitude = np.matmul(np.abs(x), np.abs(y))
-        limit = gamma(k) * magnitude + k * SMALLEST_SUBNORMAL / 2
         error = np.abs(c.astype(np.float64) - reference)
         ratio = np.where(error == 0, 0.0, error / limit)
     known = np.isfinite(reference)

@@ -14,10 +14,11 @@ length, and every product of a batch is by itself.
    guard is the int32 2 t + inexact; `GUARD_ZERO` for a row without elements other than 0, and
    `GUARD_NONFINITE` for one with NaN or an infinity. Zeros that pad K count for nothing.
 4. Sum. K is padded with zeros to a multiple of the interval, 64 (the model also knows 128, which is not of
-   float32's accuracy on data of one sign: `INTERVALS`). For each interval, in ascending k, a temporary accumulator takes lo_A hi_B, then hi_A lo_B, then hi_A hi_B, each in
-   groups of 16 in ascending k; the first group overwrites. A step is `tensor_core.multiply_accumulate`. The
-   temporary accumulator is then added to the sum, in float32, to nearest even; the sum starts at +0. Partial
-   sums of several blocks are whole intervals each and are added in float32.
+   float32's accuracy where all data have one sign: `INTERVALS`). For each interval, in ascending k, a
+   temporary accumulator takes lo_A hi_B, then hi_A lo_B, then hi_A hi_B, each in groups of 16 in ascending
+   k; the first group overwrites. A step is `tensor_core.multiply_accumulate`. The temporary accumulator is
+   then added to the sum, in float32, to nearest even; the sum starts at +0. Partial sums of several blocks
+   are whole intervals each and are added in float32.
 5. Unscale (`unscale`). t = -(shift_A + shift_B), clamped to [-252, 254]; the sum is multiplied by
    2^(t div 2), then by 2^(t - t div 2). Together that rounds once: to nearest even where the result is
    subnormal, to an infinity where it is beyond float32.
