@@ -194,9 +194,26 @@ def other_scoreboard(rng: Generator, loop: Loop, words: Words) -> Words | None:
     ]
     at = pick(rng, [*last, *where(loop, lambda one: one.opcode == "LDG")])
     old = loop[at].control.write_barrier
-    boards = [6, NO_SCOREBOARD] if loop[at].opcode == "LDG" else [i for i in range(8) if i != old]
+    if loop[at].opcode == "LDG":
+        boards = [6, NO_SCOREBOARD]
+    else:
+        boards = [i for i in range(8) if i == 6 or (i != old and not waited_for(loop, at, i))]
     words[at] = loop[at].with_control(write_barrier=pick(rng, boards))
     return words
+
+
+def waited_for(loop: Loop, at: int, board: int) -> bool:
+    """Whether a load from shared memory is there before its result is touched, were it counted by `board`:
+    something waits for that scoreboard, or for that of a load behind it."""
+    counted = {board}
+    for one in loop[at + 1 :]:
+        if counted & set(one.control.waits()):
+            return True
+        if set(loop[at].writes) & {*one.reads, *one.writes}:
+            return False
+        if is_load(one):
+            counted.add(one.control.write_barrier)
+    return False
 
 
 def too_soon(rng: Generator, loop: Loop, words: Words) -> Words | None:

@@ -82,6 +82,8 @@ class Meaning:
     global_loads: Counter[int] = field(default_factory=Counter)
     condition: int | None = None
     """What the branch at the end depends on."""
+    moves: set[int] = field(default_factory=set)
+    """The encodings of the plain moves, which pass their source's number on and have none of their own."""
 
     def value(self, cell: Cell) -> int:
         """The number of a cell's value; of one not seen yet, a number of its own."""
@@ -98,6 +100,7 @@ def interpret(code: Sequence[Instruction], numbers: Numbers, start: dict[Cell, i
     for i, one in enumerate(code):
         encoding = _encoding(one)
         if (copied := _copied(one)) is not None:
+            meaning.moves.add(encoding)
             for cell in one.writes:
                 meaning.state[cell] = meaning.value(("R", copied.index))
             continue
@@ -125,6 +128,11 @@ def interpret(code: Sequence[Instruction], numbers: Numbers, start: dict[Cell, i
         else:
             raise Meaningless(f"{one.text} is not foreseen in a steady loop")
     return meaning
+
+
+def plain_moves(code: Sequence[Instruction]) -> frozenset[int]:
+    """The encodings of a whole kernel's plain moves."""
+    return frozenset(_encoding(one) for one in code if _copied(one) is not None)
 
 
 def _never(one: Instruction) -> bool:

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from tilewave.compiler.sass.flow import live_before, steady_loop, successors
-from tilewave.compiler.sass.meaning import Meaning, Meaningless, Numbers, interpret
+from tilewave.compiler.sass.meaning import Meaning, Meaningless, Numbers, interpret, plain_moves
 from tilewave.emulator.sass import Instruction
 from tilewave.emulator.sass.hazards import Hazard, HazardState
 from tilewave.emulator.sass.instruction import NO_SCOREBOARD, SCOREBOARDS, Cell
@@ -67,6 +67,7 @@ class Verifier:
             self.meaning = interpret(code[self.first : self.last + 1], self.numbers)
         except Meaningless as error:
             raise Rejected(str(error)) from None
+        self.moves = plain_moves(code)
 
     def check(self, code: Sequence[Instruction], registers: int) -> None:
         """Raise `Rejected` unless `code` is proved to do what the compiler's code does.
@@ -107,6 +108,9 @@ class Verifier:
         for outside in (before, after):
             acts = outside.effects or outside.loads or outside.global_loads or outside.condition
             _demand(not acts, "memory is accessed at the loop's side")
+        # Bits that the decoder gives no meaning to may have one for the hardware.
+        moves = before.moves | new.moves | after.moves
+        _demand(moves <= self.moves, "a move is encoded as none of the compiler's is")
         # By induction: what the new loop reads from before an iteration is, in every iteration, what the
         # compiler's loop has in the cell that it stands for.
         for cell in _read_first(code[first : last + 1]):
