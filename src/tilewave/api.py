@@ -6,15 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from inspect import signature
 from typing import Any
 
-from tilewave import recording
+from tilewave import recording, warm
 from tilewave.call import GemmCall, collect
 from tilewave.errors import TilewaveError, UsageError
 from tilewave.host import gpu_for_host_operands, run_on_host
 from tilewave.on_device import run_on_device
 from tilewave.planner.gemm.options import PlanOptions
 from tilewave.problem import Activation, Precision
+from tilewave.tensors import front_for
 
 _DEFAULT = PlanOptions()
+_IEEE = Precision.IEEE
 
 
 def matmul(
@@ -33,13 +35,23 @@ def matmul(
     ``__cuda_array_interface__``) or on the host, with any strides; so does the result, an array of the
     library of ``a``. ``out`` receives the result instead and is returned; it may overlap an operand.
 
-    ``precision="ieee"`` is float32 products and float32 sums, whatever switches the libraries have. Work is
-    submitted to ``stream``, by default the current stream of the library of the operands, and not waited for.
+    ``precision="ieee"`` is float32 products and float32 sums, whatever switches the libraries have; other
+    modes (docs/precision.md) run only where they are asked for by name. Work is submitted to ``stream``, by
+    default the current stream of the library of the operands, and not waited for.
 
     Raises ``OperandTypeError`` (a ``TypeError``) for anything but float32 arrays and ``UsageError`` (a
     ``ValueError``) for shapes that do not fit; nothing is written then.
     """
-    return _execute(collect(a, b, out=out, precision=precision, stream=stream), _DEFAULT, None)
+    front = front_for(a, b, out)
+    if front is not None:
+        return front.gemm(a, b, out=out, precision=precision, stream=stream)
+    found = warm.compute(a, b, None, None, out, stream, None) if precision == _IEEE else warm.MISSED
+    if type(found) is not warm.Miss:
+        return found
+    call = collect(a, b, out=out, precision=precision, stream=stream)
+    result = _execute(call, _DEFAULT, None)
+    warm.keep(found, call, _DEFAULT)
+    return result
 
 
 def gemm(
@@ -80,8 +92,9 @@ def gemm(
 
     Raises as `matmul` does.
     """
-    return _execute(
-        *_collected(
+    front = front_for(a, b, c, bias, out)
+    if front is not None:
+        return front.gemm(
             a,
             b,
             c,
@@ -102,7 +115,48 @@ def gemm(
             workspace=workspace,
             stream=stream,
         )
+    settings = (
+        *(alpha, beta, bias_axis, activation, transpose_a, transpose_b, precision),
+        *(schedule, deterministic, batch_invariant, max_sms),
     )
+    found: Any = warm.MISSED
+    if workspace is None and return_preactivation is False and _hashable(settings) and precision == _IEEE:
+        # 1, 1.0 and True are equal, and not all of them are accepted.
+        found = warm.compute(a, b, c, bias, out, stream, (settings, *map(type, settings)))
+        if type(found) is not warm.Miss:
+            return found
+    call, options, memory = _collected(
+        a,
+        b,
+        c,
+        alpha=alpha,
+        beta=beta,
+        bias=bias,
+        bias_axis=bias_axis,
+        activation=activation,
+        return_preactivation=return_preactivation,
+        transpose_a=transpose_a,
+        transpose_b=transpose_b,
+        out=out,
+        precision=precision,
+        schedule=schedule,
+        deterministic=deterministic,
+        batch_invariant=batch_invariant,
+        max_sms=max_sms,
+        workspace=workspace,
+        stream=stream,
+    )
+    result = _execute(call, options, memory)
+    warm.keep(found, call, options)
+    return result
+
+
+def _hashable(settings: tuple[Any, ...]) -> bool:
+    try:
+        hash(settings)
+    except TypeError:  # one of them is wrong, and is told apart where all are checked
+        return False
+    return True
 
 
 def grouped_gemm(problems: Iterable[Any], **common: Any) -> list[Any]:
@@ -178,6 +232,8 @@ def _collected(
 def _execute(call: GemmCall, options: PlanOptions, workspace: Any) -> Any:
     if recording.ACTIVE:
         recording.note(call)
+    if call.precision is not Precision.IEEE and call.reads_product:
+        return _in_mode(call, options, workspace)
     if call.device is None:
         if workspace is not None:
             raise UsageError(
@@ -186,6 +242,12 @@ def _execute(call: GemmCall, options: PlanOptions, workspace: Any) -> Any:
         gpu = gpu_for_host_operands()
         return run_on_host(call) if gpu is None else _staged(call, gpu, options)
     return run_on_device(call, options, workspace)
+
+
+def _in_mode(call: GemmCall, options: PlanOptions, workspace: Any) -> Any:
+    from tilewave.precision.dispatch import run_in_mode  # most calls do without the models
+
+    return run_in_mode(call, options, workspace)
 
 
 def _staged(call: GemmCall, gpu: int, options: PlanOptions) -> Any:

@@ -25,7 +25,7 @@ from tilewave.semantics import (
     share_memory,
 )
 
-PLANNED_PRECISIONS = ("fp16x3", "tf32x3", "bf16x6", "bf16x9", "tf32", "auto")
+PLANNED_PRECISIONS = ("tf32x3", "bf16x6", "bf16x9", "auto")
 """Modes that are designed and not built."""
 
 OPERANDS = ("a", "b", "c", "bias", "out")
@@ -68,6 +68,7 @@ class GemmCall(NamedTuple):
     stream: int
     others: tuple[int, ...]
     overlap: str | None
+    precision: Precision = Precision.IEEE
 
     @property
     def reads_product(self) -> bool:
@@ -95,7 +96,7 @@ def collect(
     """Check a call and say what it means. Raises ``UsageError`` or ``OperandTypeError``; nothing is
     touched.
     """
-    check_precision(precision)
+    mode = check_precision(precision)
     for name, flag in (
         ("transpose_a", transpose_a),
         ("transpose_b", transpose_b),
@@ -148,16 +149,21 @@ def collect(
         handle,
         _other_streams(views, handle) if stream is None and device is not None else (),
         _overlap(views, product, along_c, along_out) if "out" in views and device is not None else None,
+        mode,
     )
 
 
-def check_precision(precision: Precision | str) -> None:
-    """Accept ``ieee``; the modes to come raise ``NotBuiltError``, anything else ``UsageError``."""
+def check_precision(precision: Precision | str) -> Precision:
+    """The mode of this name; the modes to come raise ``NotBuiltError``, anything else ``UsageError``."""
     if precision == Precision.IEEE:
-        return
+        return Precision.IEEE
+    accepted = "accepted is 'ieee', and by name only 'fp16x3' and 'tf32'"
     if precision in PLANNED_PRECISIONS:
-        raise NotBuiltError(f"precision {precision!r} is not built yet; accepted is 'ieee'")
-    raise UsageError(f"precision is {precision!r}; accepted is 'ieee'")
+        raise NotBuiltError(f"precision {precision!r} is not built yet; {accepted}")
+    try:
+        return Precision(precision)
+    except ValueError:
+        raise UsageError(f"precision is {precision!r}; {accepted}") from None
 
 
 def activation_of(activation: Activation | str | None) -> Activation:
@@ -269,14 +275,15 @@ def _overlap(
     for name, view in views.items():
         if name == "out":
             continue
-        if name == "c" and view.address == out.address and _same_steps(product, along_c, along_out):
+        if name == "c" and view.address == out.address and same_steps(product, along_c, along_out):
             continue
         if share_memory(view.address, view.layout, out.address, out.layout):
             return name
     return None
 
 
-def _same_steps(product: Product, one: Strides | None, other: Strides | None) -> bool:
+def same_steps(product: Product, one: Strides | None, other: Strides | None) -> bool:
+    """Whether two arrays of a result's shape that begin at one address have each element in one place."""
     if one is None or other is None:
         return False
     extents = (*product.batch, product.m, product.n)
