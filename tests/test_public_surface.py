@@ -125,7 +125,7 @@ MISTAKES: list[tuple[Callable[[], Any], type[TilewaveError], str]] = [
         OperandTypeError,
         "out is float64.*allocate out as float32",
     ),
-    (lambda: tilewave.matmul(A, B, precision="tf32"), TilewaveError, "not built yet"),
+    (lambda: tilewave.matmul(A, B, precision="tf32x3"), TilewaveError, "not built yet"),
     (lambda: tilewave.gemm(A, B, beta=1), UsageError, "there is no c"),
     (
         lambda: tilewave.gemm(A, B, bias=B[0], bias_axis=[-1]),

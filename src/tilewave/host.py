@@ -4,7 +4,8 @@ The contract. The product of two matrices has the bits of ``numpy.matmul`` on th
 that BLAS does not take, those of ``numpy.matmul`` on contiguous copies. The epilogue rounds to float32 after
 each of its operations, in the order alpha, beta * C, bias, activation; the activations that need a
 transcendental function compute it in float64 and round once. These are not the bits of a GPU, whose sums have
-another order. As everywhere: C is not read where beta is 0, nor A and B where alpha is 0 or K is 0; NaN and
+another order. Modes other than ``ieee`` compute the product by their model instead (`tilewave.precision`).
+As everywhere: C is not read where beta is 0, nor A and B where alpha is 0 or K is 0; NaN and
 infinities go where IEEE arithmetic takes them; out may be strided or overlap an operand.
 """
 
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from tilewave.call import GemmCall
 from tilewave.errors import DeviceError
 from tilewave.outputs import from_host, written
-from tilewave.problem import Activation
+from tilewave.problem import Activation, Precision
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
@@ -64,7 +65,7 @@ def _gemm(call: GemmCall, shape: tuple[int, ...]) -> tuple[Float32, Float32 | No
     with np.errstate(all="ignore"):  # overflow to Inf and NaN from Inf - Inf are results, not incidents
         if call.reads_product:
             a, b = matrices(call)
-            result: Float32 = np.matmul(_for_blas(a), _for_blas(b), order="C")
+            result = _product(call.precision, _for_blas(a), _for_blas(b))
             if call.alpha != 1:
                 result *= np.float32(call.alpha)
         else:
@@ -77,6 +78,15 @@ def _gemm(call: GemmCall, shape: tuple[int, ...]) -> tuple[Float32, Float32 | No
         before = result.copy() if call.keep_preactivation else None
         activate(call.activation, result)
     return result, before
+
+
+def _product(precision: Precision, a: Float32, b: Float32) -> Float32:
+    if precision is Precision.IEEE:
+        product: Float32 = np.matmul(a, b, order="C")
+        return product
+    from tilewave.precision.dispatch import product_of_model
+
+    return product_of_model(precision, a, b)
 
 
 def matrices(call: GemmCall) -> tuple[Float32, Float32]:

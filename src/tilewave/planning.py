@@ -10,7 +10,7 @@ from typing import Any
 from tilewave.arrays import ArrayView
 from tilewave.call import GemmCall, activation_of, check_precision, collect
 from tilewave.device import DeviceSpec, get_spec, query_device
-from tilewave.errors import UsageError
+from tilewave.errors import NotBuiltError, UsageError
 from tilewave.host import gpu_for_host_operands
 from tilewave.normalise import Normalised, normalise
 from tilewave.on_device import copy_problem, normalised_problem
@@ -53,7 +53,7 @@ def plan(
 
     Print the plan to read it; `explain` tells more. Raises ``UsageError``.
     """
-    check_precision(precision)
+    _check_planned(check_precision(precision))
     m, n, k = (_size(value, name) for value, name in ((m, "m"), (n, "n"), (k, "k")))
     extents = batch if isinstance(batch, Sequence) else (batch,)
     batches = tuple(_size(extent, "batch") for extent in extents)
@@ -114,6 +114,7 @@ def plan_for(
     Raises as `gemm` does, and ``UsageError`` where no GPU is named or found.
     """
     checked = collect(a, b, c, **call)
+    _check_planned(checked.precision)
     options = PlanOptions(schedule, deterministic, batch_invariant, max_sms)
     notes: list[str] = []
     if checked.device is None:
@@ -192,6 +193,11 @@ def prepare(
     for each in plans:
         prepare_plan(each, device=device, branches=branches)
     return tuple(plans)
+
+
+def _check_planned(precision: Precision) -> None:
+    if precision is not Precision.IEEE:
+        raise NotBuiltError(f"plans of precision {precision.value!r} are not built yet; accepted is 'ieee'")
 
 
 def _size(value: Any, name: str) -> int:

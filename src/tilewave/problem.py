@@ -24,9 +24,16 @@ class Activation(IntEnum):
 
 
 class Precision(StrEnum):
-    """The arithmetic of a product. ``ieee``: float32 products and float32 sums."""
+    """The arithmetic of a product.
+
+    ``ieee``: float32 products and float32 sums. ``fp16x3``: float32 accuracy from three FP16 products on
+    tensor cores (`tilewave.precision.fp16x3`). ``tf32``: low precision, for comparison
+    (`tilewave.precision.tf32`).
+    """
 
     IEEE = "ieee"
+    FP16X3 = "fp16x3"
+    TF32 = "tf32"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,247 @@
+"""The mode fp16x3 as a model: its bound on every kind of data, its guard, and how exact it is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tilewave.errors import UsageError
+from tilewave.precision import error_in_mode_bounds, fp16x3, fp16x3_bound, ieee_bound
+from tilewave.precision.bounds import UNIT_ROUNDOFF, ratios_to
+from tilewave.precision.data_sets import DATA_SETS, draw
+from tilewave.precision.fp16x3 import GUARD_NONFINITE, GUARD_ZERO, multiply, must_recompute, split_rows
+from tilewave.precision.mode_bounds import fp16x3_coefficient, fp16x3_unguarded_bound
+
+Generator = np.random.Generator
+F32 = np.float32
+
+LENGTHS = (1, 2, 3, 15, 16, 17, 63, 64, 65, 100, 128, 129, 500, 1000)
+IN_RANGE = (
+    "normal",
+    "uniform",
+    "relu",
+    "integers",
+    "rows-and-columns",
+    "tiny-rows",
+    "zero-rows",
+    "7e4",
+    "1e30",
+)
+OUT_OF_RANGE = ("along-k-30", "along-k-60", "elements")
+
+
+def unguarded(a: np.ndarray, b: np.ndarray, interval: int | None = 64) -> np.ndarray:
+    """Steps 1 to 5: nothing is recomputed."""
+    rows, columns = split_rows(a), split_rows(b.T)
+    return fp16x3.unscale(fp16x3.sum_products(rows, columns, interval), rows.shift, columns.shift)
+
+
+def relative(c: np.ndarray, a: np.ndarray, b: np.ndarray) -> float:
+    """The relative error in Frobenius's norm."""
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    return float(np.linalg.norm(c - exact) / np.linalg.norm(exact))
+
+
+def in_order(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The product by one chain of fused float32 sums an element, as a GPU's FP32 kernel has it."""
+    total = np.zeros((a.shape[0], b.shape[1]), F32)
+    for k in range(a.shape[1]):  # exact in float64 but for the last of 53 bits
+        total = (total + a[:, k, None].astype(np.float64) * b[k]).astype(F32)
+    return total
+
+
+@pytest.mark.parametrize("name", DATA_SETS)
+def test_the_bound_holds(rng: Generator, name: str) -> None:
+    for k in (*rng.choice(LENGTHS, 5), rng.integers(1, 800)):
+        m, n = (int(size) for size in rng.integers(1, 30, 2))
+        a, b = draw(name, rng, m, int(k), n)
+        interval = int(rng.choice(fp16x3.INTERVALS))
+        found = multiply(a, b, interval=interval)
+        limit = np.where(found.recomputed, ieee_bound(a, b), fp16x3_bound(a, b, interval))
+        assert ratios_to(limit, found.values, a.astype(float), b.astype(float)).max() <= 1, (m, k, n)
+        loose = ratios_to(fp16x3_unguarded_bound(a, b), unguarded(a, b), a.astype(float), b.astype(float))
+        assert loose.max() <= 1, (m, k, n)
+
+
+@pytest.mark.parametrize("name", IN_RANGE)
+def test_usual_data_are_in_range(rng: Generator, name: str) -> None:
+    a, b = draw(name, rng, 40, 300, 50)
+    assert not multiply(a, b).recomputed.any()
+
+
+@pytest.mark.parametrize("name", OUT_OF_RANGE)
+def test_data_out_of_range_are_recomputed(rng: Generator, name: str) -> None:
+    a, b = draw(name, rng, 12, 40, 12)
+    found = multiply(a, b)
+    with np.errstate(all="ignore"):
+        assert np.array_equal(found.values[found.recomputed], (a @ b)[found.recomputed])
+    assert found.recomputed.mean() > 0.9
+    assert error_in_mode_bounds("fp16x3", found.values, a, b) <= 1
+
+
+def test_without_the_guard_the_bound_would_be_exceeded_by_far(rng: Generator) -> None:
+    a, b = draw("along-k-60", rng, 12, 40, 12)
+    x, y = a.astype(float), b.astype(float)
+    componentwise = fp16x3_coefficient(40) * (np.abs(x) @ np.abs(y))
+    assert ratios_to(componentwise, unguarded(a, b), x, y).max() > 100
+
+
+def test_one_bad_row_costs_that_row(rng: Generator) -> None:
+    a, b = draw("outlier", rng, 40, 300, 30)
+    recomputed = multiply(a, b).recomputed
+    bad = np.abs(a).max(1) > 1e5
+    assert recomputed[bad].all()
+    assert not recomputed[~bad].any()
+
+
+def test_the_guard_is_sound_at_its_edge(rng: Generator) -> None:
+    """Rows made to pass or fail by little: what passes keeps the bound of its 24 u for splitting alone."""
+    passed = failed = 0
+    for _ in range(300):
+        k = int(rng.integers(1, 60))
+        sides = []
+        for _side in "ab":
+            x = np.ldexp(rng.uniform(1, 2, (4, k)), rng.integers(4, 9, (4, k)))  # barely large
+            x[:, 0] = 2.0**14
+            small = rng.random((4, k)) < rng.choice([0.0, 0.05, 0.15, 0.3])
+            small[:, 0] = False
+            tiny = np.ldexp(rng.uniform(1, 2, (4, k)), rng.integers(-24, -1, (4, k)))
+            x = np.where(small, tiny, x)
+            x[:, 1:] = np.where(rng.random((4, k - 1)) < rng.choice([0.0, 0.3]), 0, x[:, 1:])
+            sides.append((x * rng.choice([-1, 1], x.shape)).astype(F32))
+        a, b = sides[0], sides[1].T.copy()
+        rows, columns = split_rows(a), split_rows(b.T)
+        kept = ~must_recompute(rows.guard, columns.guard, k)
+        passed, failed = passed + kept.sum(), failed + (~kept).sum()
+        x, y = (part.hi.astype(float) + part.lo for part in (rows, columns))
+        split = np.ldexp(x @ y.T, -(rows.shift[:, None] + columns.shift))
+        magnitude = np.abs(a).astype(float) @ np.abs(b)
+        error = np.abs(split - a.astype(float) @ b)
+        assert (error[kept] <= 20.001 * UNIT_ROUNDOFF * magnitude[kept]).all()
+    assert passed > 100
+    assert failed > 100
+
+
+def test_splitting_keeps_what_it_says(rng: Generator) -> None:
+    x = np.ldexp(rng.uniform(1, 2, (40, 500)), rng.integers(-40, 0, (40, 500))).astype(F32)
+    x *= F32(2.0) ** rng.integers(-80, 80, (40, 1)).astype(F32)
+    scaled, shift = fp16x3.scale_rows(x)
+    assert np.array_equal(np.ldexp(scaled.astype(float), -shift[:, None]), x)
+    assert ((np.abs(scaled).max(1) >= 2.0**14) & (np.abs(scaled).max(1) < 2.0**15)).all()
+    split = split_rows(x)
+    lost = np.abs(scaled - split.hi.astype(float) - split.lo)
+    assert (lost <= np.maximum(2.0**-23 * np.abs(scaled), 2.0**-25)).all()
+    assert (np.abs(split.lo.astype(float)) <= 2.0**-11 * np.abs(scaled)).all()
+
+
+@pytest.mark.parametrize("largest", [2.0**-149, 2.0**-130, 2.0**-126, 1.0, 65504.0, 3.4028235e38])
+def test_rows_of_any_size_are_scaled(rng: Generator, largest: float) -> None:
+    x = np.zeros((2, 9), F32)
+    x[0, rng.integers(9)] = -largest
+    scaled, shift = fp16x3.scale_rows(x)
+    assert 2.0**14 <= np.abs(scaled[0]).max() < 2.0**15
+    assert shift[1] == 0
+    assert split_rows(x).guard[1] == GUARD_ZERO
+    identity = np.eye(9, dtype=F32)
+    assert np.array_equal(multiply(x, identity).values, x)
+    assert np.array_equal(multiply(identity, x.T.copy()).values, x.T)
+
+
+def test_nan_and_infinities_come_out_as_in_ieee(rng: Generator) -> None:
+    for special in (np.nan, np.inf, -np.inf):
+        for side in "ab":
+            a, b = draw("normal", rng, 5, 70, 6)
+            a[0], b[:, 1] = 0, 0  # an infinity times zero is NaN
+            (a if side == "a" else b)[rng.integers(5), rng.integers(6)] = special
+            found = multiply(a, b)
+            with np.errstate(invalid="ignore"):
+                plain = a @ b
+            wrong = ~np.isfinite(plain)
+            assert wrong.any()
+            assert np.array_equal(found.values[wrong], plain[wrong], equal_nan=True)
+            assert np.isfinite(found.values[~wrong]).all()
+            assert error_in_mode_bounds("fp16x3", found.values, a, b) <= 1
+    assert GUARD_NONFINITE & 1
+
+
+def test_nan_at_every_place_reaches_its_row_or_column_only(rng: Generator) -> None:
+    a, b = draw("normal", rng, 4, 18, 5)
+    clean = multiply(a, b).values
+    for place in np.ndindex(a.shape):
+        spoiled = a.copy()
+        spoiled[place] = np.nan
+        values = multiply(spoiled, b).values
+        assert np.isnan(values[place[0]]).all()
+        others = np.arange(4) != place[0]
+        assert np.array_equal(values[others], clean[others])
+    for place in np.ndindex(b.shape):
+        spoiled = b.copy()
+        spoiled[place] = np.inf
+        values = multiply(a, spoiled).values
+        assert not np.isfinite(values[:, place[1]]).any()
+
+
+def test_partial_sums_do_not_overflow() -> None:
+    """float32 sums of these overflow on the way: the mode's do not."""
+    a = np.array([[3e38, 3e38, -3e38]], F32)
+    assert multiply(a, np.ones((3, 1), F32)).values[0, 0] == F32(3e38)
+    assert multiply(a[:, :2], np.ones((2, 1), F32)).values[0, 0] == np.inf
+
+
+@pytest.mark.parametrize("name", ["normal", "uniform"])
+def test_float32_accuracy_for_k_of_1024_and_more(rng: Generator, name: str) -> None:
+    for k in (1024, 1500, 4096):
+        a, b = draw(name, rng, 24, k, 32)
+        assert relative(multiply(a, b).values, a, b) <= relative(in_order(a, b), a, b), k
+
+
+@pytest.mark.parametrize("name", ["normal", "uniform"])
+def test_at_most_3e_7_for_small_k(rng: Generator, name: str) -> None:
+    for k in (1, 2, 8, 33, 64, 100, 256, 700, 1023):
+        a, b = draw(name, rng, 48, k, 64)
+        assert relative(multiply(a, b).values, a, b) <= 3e-7, k
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["normal", "uniform"])
+def test_float32_accuracy_for_the_largest_k(rng: Generator, name: str) -> None:
+    for k in (16384, 65536, 262144):
+        a, b = draw(name, rng, 6, k, 7)
+        found = multiply(a, b)
+        assert not found.recomputed.any()
+        assert error_in_mode_bounds("fp16x3", found.values, a, b) <= 1
+        assert relative(found.values, a, b) <= relative(in_order(a, b), a, b), k
+
+
+def test_without_promotion_or_a_low_part_it_is_no_fp32(rng: Generator) -> None:
+    """Either would be seen: the bound fails for one, the accuracy for the other."""
+    a, b = draw("uniform", rng, 16, 4096, 16)
+    alone = multiply(a, b, interval=None).values
+    assert error_in_mode_bounds("fp16x3", alone, a, b) > 1
+    rows, columns = split_rows(a), split_rows(b.T)
+    rows.lo[...] = 0
+    total = fp16x3.sum_products(rows, columns)
+    without = fp16x3.unscale(total, rows.shift, columns.shift)
+    assert relative(without, a, b) > 1e-6
+
+
+def test_batches_broadcast_and_empty_products_are_zero(rng: Generator) -> None:
+    a = rng.standard_normal((2, 1, 3, 70)).astype(F32)
+    b = rng.standard_normal((4, 70, 5)).astype(F32)
+    values = multiply(a, b).values
+    assert values.shape == (2, 4, 3, 5)
+    for i, j in np.ndindex(2, 4):
+        assert np.array_equal(values[i, j], multiply(a[i, 0], b[j]).values)
+    assert np.array_equal(multiply(np.ones((3, 0), F32), np.ones((0, 4), F32)).values, np.zeros((3, 4), F32))
+    assert multiply(np.ones((0, 3), F32), np.ones((3, 4), F32)).values.shape == (0, 4)
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(UsageError, match="interval is 32; accepted are 64 and 128"):
+        multiply(np.ones((2, 2), F32), np.ones((2, 2), F32), interval=32)
+    with pytest.raises(UsageError, match="less than 2\\^24"):
+        split_rows(np.broadcast_to(F32(1), (1, 1 << 24)))
+    with pytest.raises(UsageError, match="there is no data set 'gaussian'; accepted are normal"):
+        draw("gaussian", np.random.default_rng(0), 1, 1, 1)
+    with pytest.raises(UsageError, match="precision is 'fp8'; accepted are ieee, fp16x3, tf32"):
+        error_in_mode_bounds("fp8", np.ones((1, 1), F32), np.ones((1, 1), F32), np.ones((1, 1), F32))
