@@ -1,17 +1,21 @@
-"""Everything that must be measured on a GPU, in one time-boxed run.
+"""Everything that is measured on a GPU, step by step, and the pages that are made from it.
 
-Runs the GPU tests, then the ladder against cuBLAS, then draws the picture and the Markdown table from it:
+    PYTHONPATH=src:benchmarks python3 benchmarks/gpu_evidence.py --list
+    PYTHONPATH=src:benchmarks python3 benchmarks/gpu_evidence.py [STEP ...] --out DIR [--budget 600]
+    python benchmarks/gpu_evidence.py [STEP ...] --pages
 
-    PYTHONPATH=src python3 benchmarks/gpu_evidence.py --out benchmarks/results --name h200
-
-Each step writes its output to a file beside the results and has a limit of its own; a step that fails does
-not keep the others from running. The exit code is 0 only if all of them succeeded.
+Without names, every step runs, in the order of the list. A step has a limit of its own; one that fails does
+not keep the others from running, and one that no longer fits into the budget is left out. Its output goes to
+DIR/STEP.txt, its record to DIR; a record that `benchmarks/results` has already is put there first, so that
+its measurement goes on where it ended. `--pages` needs no GPU: it makes anew what is drawn from the records
+in `benchmarks/results`. The exit code is 0 only if every chosen step has succeeded.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -19,93 +23,201 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tilewave.runtime.driver import probe
-
 ROOT = Path(__file__).resolve().parents[1]
-SIZES = "1024,1025,2048,2049,4096"
+RESULTS = ROOT / "benchmarks" / "results"
+PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark", "--timeout=120")
+ALONE = ("timing", "power", "profile", "bench", "probes")
+"""Tests that measure: nothing else may run beside them."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One command, its limit in seconds, and the file that takes its output."""
+    """One measurement.
+
+    `command`: what Python is given; `{out}` and `{seconds}` are filled in. `seconds`: how long it may
+    measure; it is stopped a minute later. `record`: the file that it leaves. `pages`: what Python is given,
+    without a GPU, to renew what is made from the record.
+    """
 
     name: str
     command: Sequence[str]
-    limit_s: float
+    seconds: float
+    record: str | None = None
+    pages: Sequence[Sequence[str]] = ()
 
 
-def steps(out: Path, name: str, sizes: str, budget_s: float, tests_limit_s: float) -> list[Step]:
-    python = sys.executable
-    pytest = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark", "--timeout=120"]
-    tilewave = [python, "-m", "tilewave"]
-    ladder = out / f"ladder-{name}.json"
-    timing = "tests/gpu/test_timing_on_gpu.py"
+def tests(name: str, files: Sequence[str], workers: int, seconds: float) -> Step:
+    paths = [f"tests/gpu/test_{file}_on_gpu.py" for file in files]
+    return Step(name, (*PYTEST, "-n", str(workers), *paths), seconds)
+
+
+def script(
+    name: str, record: str, seconds: float, *arguments: str, pages: Sequence[Sequence[str]] = ()
+) -> Step:
+    command = (f"benchmarks/{name}.py", "--out", f"{{out}}/{record}", "--budget", "{seconds}", *arguments)
+    return Step(name.replace("_", "-"), command, seconds, record, pages)
+
+
+def tilewave(
+    name: str, record: str, seconds: float, *arguments: str, pages: Sequence[Sequence[str]] = ()
+) -> Step:
+    command = ("-m", "tilewave", *arguments, "--budget", "{seconds}", "--json", f"{{out}}/{record}")
+    return Step(name, command, seconds, record, pages)
+
+
+def every_other_test() -> list[str]:
+    """The files of GPU tests that no step of their own names, and that may share the GPU."""
+    named = {"instances", *ALONE}
+    found = [
+        path.name.removeprefix("test_") for path in sorted((ROOT / "tests/gpu").glob("test_*_on_gpu.py"))
+    ]
+    return [name for name in (file.removesuffix("_on_gpu.py") for file in found) if name not in named]
+
+
+def steps() -> list[Step]:
+    report = ("benchmarks/report_pictures.py",)
+    article = ("benchmarks/article_page.py",)
     return [
-        # Several processes may share the GPU for answers, but nothing else may run while it is timed.
-        Step("gpu-tests", [*pytest, "-n", "8", "tests/gpu", f"--ignore={timing}"], tests_limit_s),
-        Step("gpu-timing-tests", [*pytest, "-n", "0", timing], 120),
-        Step(
+        tests("instance-tests", ["instances"], 14, 90),
+        tests("other-tests", every_other_test(), 6, 240),
+        tests("lone-tests", ALONE, 0, 200),
+        tilewave(
             "ladder",
-            [*tilewave, "ladder", "--sizes", sizes, "--budget", f"{budget_s:g}", "--json", str(ladder)],
-            budget_s + 60,
+            "ladder-h200.json",
+            300,
+            *("ladder", "--sizes", "1024,1025,2048,2049,4096,8192"),
+            pages=[("benchmarks/ladder_page.py",), article, report],
         ),
+        tilewave(
+            "calibrate",
+            "gemm_calibration_h200.json",
+            200,
+            *("calibrate", "--no-fit"),
+            pages=[
+                ("-m", "tilewave", "calibrate", "--from", "benchmarks/results/gemm_calibration_h200.json"),
+                ("benchmarks/calibration_page.py",),
+            ],
+        ),
+        script(
+            "reemitted", "reemitted_h200.json", 300, pages=[("benchmarks/register_file_page.py", "--render")]
+        ),
+        tilewave(
+            "suite",
+            "suite_h200.json",
+            150,
+            *("bench", "workloads", "squares", "--mode", "cold"),
+            pages=[("benchmarks/suite_page.py",)],
+        ),
+        script("product_sanitizers", "product_sanitizers_h200.json", 150),
+        tilewave(
+            "probes",
+            "probes_h200.json",
+            190,
+            *("probe", "all", "--profile"),
+            pages=[("benchmarks/probe_report.py",), article],
+        ),
+        script("selection", "selection_h200.json", 240),
+        script("ragged", "ragged_h200.json", 120),
+        script("sanitizers", "sanitizers_h200.json", 200),
         Step(
-            "picture",
-            [*tilewave, "picture", str(ladder), "--out", str(out / f"ladder-{name}.png"), "--markdown"],
-            60,
+            "power-and-profile",
+            (
+                "benchmarks/power_and_profile.py",
+                *["measure", "--out", "{out}", "--name", "h200", "--budget", "{seconds}"],
+            ),
+            150,
+            pages=[("benchmarks/power_and_profile.py", "page", "--name", "h200"), report],
         ),
     ]
 
 
-def run(step: Step, out: Path, environment: dict[str, str]) -> bool:
-    log = out / f"{step.name}.txt"
-    print(f"== {step.name} (at most {step.limit_s:.0f} s)", flush=True)
+def environment() -> dict[str, str]:
+    here = [str(ROOT / "src"), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]
+    return {
+        "TILEWAVE_CACHE_DIR": str(ROOT / ".cache" / "programs"),
+        "COLUMNS": "150",
+        "PYTHONUNBUFFERED": "1",
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, here)),
+    }
+
+
+def measure(step: Step, out: Path, seconds: float) -> bool:
+    """Run a step; whether it has succeeded."""
+    if step.record and (RESULTS / step.record).exists() and not (out / step.record).exists():
+        shutil.copyfile(RESULTS / step.record, out / step.record)
+    command = [part.format(out=out, seconds=f"{seconds:g}") for part in step.command]
+    print(f"== {step.name} (at most {seconds:.0f} s): {' '.join(command)}", flush=True)
     started = time.monotonic()
+    log = out / f"{step.name}.txt"
     with log.open("w", encoding="utf-8") as stream:
         try:
             code = subprocess.run(
-                step.command,
+                [sys.executable, *command],
                 cwd=ROOT,
-                env=environment,
+                env=environment(),
                 stdout=stream,
                 stderr=subprocess.STDOUT,
-                timeout=step.limit_s,
+                timeout=seconds + 60,
             ).returncode
         except subprocess.TimeoutExpired:
             code = None
-    tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-25:]
-    print("\n".join(tail))
+    print("\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-25:]))
     outcome = "stopped at its limit" if code is None else "succeeded" if code == 0 else f"exit code {code}"
     print(f"== {step.name}: {outcome} after {time.monotonic() - started:.1f} s", flush=True)
     return code == 0
 
 
-def main() -> None:
+def make_pages(chosen: Sequence[Step]) -> bool:
+    """Make anew what is drawn from the records of the chosen steps, each page once; whether all could be."""
+    commands = dict.fromkeys(tuple(page) for step in chosen for page in step.pages)
+    failed = []
+    for command in commands:
+        print("==", *command, flush=True)
+        if subprocess.run([sys.executable, *command], cwd=ROOT, env=environment()).returncode:
+            failed.append(command)
+    for command in failed:
+        print("failed:", *command)
+    return not failed
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    known = steps()
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
-    parser.add_argument("--name", default="gpu", help="what the result files are named after")
-    parser.add_argument("--sizes", default=SIZES)
-    parser.add_argument("--budget", type=float, default=150.0, help="seconds for the ladder")
-    parser.add_argument("--tests-limit", type=float, default=240.0, help="seconds for the GPU tests")
-    parser.add_argument("--only", help="names of steps, with commas between them")
-    options = parser.parse_args()
-    found = probe()
-    if found.reason is not None:
-        sys.exit(f"no evidence without a GPU: {found.reason}")
+    parser.add_argument("steps", nargs="*", metavar="STEP", help="one of --list")
+    parser.add_argument("--out", type=Path, help="where records and outputs go")
+    parser.add_argument("--budget", type=float, default=3600.0, help="seconds for all steps together")
+    parser.add_argument(
+        "--pages", action="store_true", help="only make the pages of these steps, without a GPU"
+    )
+    parser.add_argument("--list", action="store_true", help="only say what the steps are")
+    options = parser.parse_args(arguments)
+    names = [step.name for step in known]
+    if unknown := [name for name in options.steps if name not in names]:
+        parser.error(f"no step is named {', '.join(unknown)}; there are {', '.join(names)}")
+    chosen = [step for step in known if not options.steps or step.name in options.steps]
+    if options.list:
+        for step in chosen:
+            print(f"{step.name:20} {step.seconds:4.0f} s  {' '.join(step.command)}")
+        return 0
+    if options.pages:
+        return 0 if make_pages(chosen) else 1
+    if options.out is None:
+        parser.error("--out says where the records go")
     out = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    environment = {
-        "TILEWAVE_CACHE_DIR": str(ROOT / ".cache" / "programs"),
-        "COLUMNS": "110",
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")])),
-    }
-    chosen = steps(out, options.name, options.sizes, options.budget, options.tests_limit)
-    if options.only:
-        chosen = [step for step in chosen if step.name in options.only.split(",")]
-    results = [run(step, out, environment) for step in chosen]
-    sys.exit(0 if all(results) else 1)
+    end = time.monotonic() + options.budget
+    outcomes = {}
+    for step in chosen:
+        left = end - time.monotonic()
+        if left < step.seconds / 2:
+            print(f"== {step.name}: left out, {left:.0f} s are left", flush=True)
+            outcomes[step.name] = False
+            continue
+        outcomes[step.name] = measure(step, out, min(step.seconds, left))
+    print(*(f"{name}: {'succeeded' if good else 'not done'}" for name, good in outcomes.items()), sep="\n")
+    return 0 if all(outcomes.values()) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -16,7 +16,6 @@ from tilewave.cli import app
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-LADDER = (ROOT / "docs" / "ladder.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^\| `tilewave ([^`]+)` \|", README, re.MULTILINE)
 
 
@@ -49,8 +48,9 @@ def test_the_examples_are_all_listed() -> None:
     )
 
 
-def test_tables_of_the_suite_are_the_committed_readings() -> None:
-    command = [sys.executable, str(ROOT / "benchmarks" / "suite_page.py"), "--check"]
+@pytest.mark.parametrize("page", ["suite", "ladder"])
+def test_tables_are_the_committed_readings(page: str) -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / f"{page}_page.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
 
@@ -74,13 +74,3 @@ def test_pictures_and_links_are_in_the_repository() -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         if not target.startswith("http"):
             assert (ROOT / target).exists(), target
-
-
-def test_the_table_is_the_committed_ladder() -> None:
-    table = LADDER.partition("<!-- table -->")[2].partition("<!-- end of table -->")[0]
-    rows = [line for line in table.splitlines() if line.startswith("|")]
-    numbers = ",".join(re.findall(r"^\| (\d\d) ", table, re.MULTILINE))
-    sizes = ",".join(re.findall(r"N = (\d+)", rows[0]))
-    arguments = ["--markdown", "--rungs", numbers, "--sizes", sizes]
-    made = CliRunner().invoke(app, ["picture", str(ROOT / "benchmarks/results/ladder-h200.json"), *arguments])
-    assert [line for line in made.stdout.splitlines() if line.startswith("|")][: len(rows)] == rows
