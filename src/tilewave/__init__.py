@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tilewave import errors as errors
+    from tilewave import torch as torch
     from tilewave.api import gemm as gemm
     from tilewave.api import grouped_gemm as grouped_gemm
     from tilewave.api import matmul as matmul
@@ -38,8 +39,8 @@ __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    if name == "errors":
-        return import_module("tilewave.errors")  # which makes it an attribute
+    if name in ("errors", "torch"):
+        return import_module(f"tilewave.{name}")  # which makes it an attribute
     if name == "__version__":
         from tilewave.bench.environment import tilewave_version
 
@@ -53,4 +54,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES, "errors", "__version__"})
+    return sorted({*globals(), *_HOMES, "errors", "torch", "__version__"})

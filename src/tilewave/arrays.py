@@ -122,6 +122,21 @@ def refuse_dtype(array: Any, name: str, dtype: str) -> OperandTypeError:
     return OperandTypeError(f"{name} is {dtype}; accepted is float32 only, and nothing is cast: {remedy}")
 
 
+def refuse_layout(tensor: Any, name: str) -> UsageError:
+    """The error for a tensor of PyTorch that has no strides."""
+    return UsageError(
+        f"{name} is a tensor of layout {tensor.layout}; accepted are strided ones: {name}.to_dense()"
+    )
+
+
+def refuse_negated(name: str) -> UsageError:
+    """The error for a tensor of PyTorch whose memory holds the negated values."""
+    return UsageError(
+        f"{name} is a lazily negated view (as .imag of a conjugated tensor is): its memory holds "
+        f"the negated values; pass {name}.resolve_neg()"
+    )
+
+
 def _framework(kind: type) -> str:
     if issubclass(kind, np.ndarray):
         return "numpy"
@@ -193,19 +208,9 @@ def _view_torch(array: Any, name: str, stream: int | None) -> ArrayView:
     if array.dtype is not torch.float32:
         raise refuse_dtype(array, name, str(array.dtype).removeprefix("torch."))
     if array.layout is not torch.strided:
-        raise UsageError(
-            f"{name} is a tensor of layout {array.layout}; accepted are strided ones: {name}.to_dense()"
-        )
-    if array.requires_grad and torch.is_grad_enabled():
-        raise UsageError(
-            f"{name} requires a gradient, and this function does not support autograd yet: pass "
-            f"{name}.detach(), or call it under torch.no_grad()"
-        )
+        raise refuse_layout(array, name)
     if array.is_neg():
-        raise UsageError(
-            f"{name} is a lazily negated view (as .imag of a conjugated tensor is): its memory holds "
-            f"the negated values; pass {name}.resolve_neg()"
-        )
+        raise refuse_negated(name)
     where = array.device.type
     if where not in ("cpu", "cuda"):
         raise UsageError(f"{name} is a tensor on {array.device}; accepted are tensors on cuda and cpu")
