@@ -92,7 +92,7 @@ def product_of(a: Layout, b: Layout, transpose_a: bool = False, transpose_b: boo
             f"{b.shape} do not fit: K is {a_shape[-1]} in a and {b_shape[-2]} in b; they must be equal"
         )
     try:
-        batch = np.broadcast_shapes(a_shape[:-2], b_shape[:-2])
+        batch = broadcast_shapes(a_shape[:-2], b_shape[:-2])
     except ValueError:
         raise UsageError(
             f"a of shape {a.shape} and b of shape {b.shape} do not fit: their leading axes {a_shape[:-2]} "
@@ -110,11 +110,27 @@ def product_of(a: Layout, b: Layout, transpose_a: bool = False, transpose_b: boo
     )
 
 
+def broadcast_shapes(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that two broadcast to, by NumPy's rule; extents may be PyTorch's symbols.
+
+    Raises ``ValueError`` where they do not.
+    """
+    longer, shorter = (one, other) if len(one) >= len(other) else (other, one)
+    new = len(longer) - len(shorter)
+    shape = list(longer)
+    for axis, extent in enumerate(shorter, new):
+        if shape[axis] == 1:
+            shape[axis] = extent
+        elif extent not in (1, shape[axis]):
+            raise ValueError(f"{one} and {other} do not broadcast")
+    return tuple(shape)
+
+
 def addend_strides(product: Product, c: Layout) -> Strides:
     """Strides along (*batch, m, n) of c, broadcast to the result."""
     shape = product.result_shape
     try:
-        fits = np.broadcast_shapes(c.shape, shape) == shape
+        fits = broadcast_shapes(c.shape, shape) == shape
     except ValueError:
         fits = False
     if not fits:
@@ -148,7 +164,7 @@ def bias_strides(product: Product, bias: Layout, axis: int) -> Strides:
             f"length {length}, which the last axis of bias must have"
         )
     try:
-        fits = np.broadcast_shapes(bias.shape[:-1], product.batch) == product.batch
+        fits = broadcast_shapes(bias.shape[:-1], product.batch) == product.batch
     except ValueError:
         fits = False
     if not fits:
