@@ -73,7 +73,15 @@ def warm_gpu(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> Gpu:
     streams = FakeStreams()
     torch, cupy = fake_torch(streams), fake_cupy(streams)
     torch.Tensor, torch.nn = Tensor, types.SimpleNamespace(Parameter=Parameter)  # type: ignore[attr-defined]
-    torch._C._dynamo = types.SimpleNamespace(guards=types.SimpleNamespace())  # type: ignore[attr-defined]
+    torch.compiler = types.SimpleNamespace(is_compiling=lambda: False)  # type: ignore[attr-defined]
+    torch.autograd.forward_ad = types.SimpleNamespace(_current_level=-1)  # type: ignore[attr-defined]
+    vars(torch._C).update(  # type: ignore[attr-defined]
+        _dynamo=types.SimpleNamespace(guards=types.SimpleNamespace()),
+        _len_torch_dispatch_stack=lambda: 0,
+        _len_torch_function_stack=lambda: 0,
+        _are_functorch_transforms_active=lambda: False,
+        _get_tracing_state=lambda: None,
+    )
     torch.empty = lambda shape, dtype, device: Tensor(np.empty(shape, F))  # type: ignore[attr-defined]
     cupy.ndarray, cupy.empty = Matrix, Matrix  # type: ignore[attr-defined]
     cupy.cuda.runtime = types.SimpleNamespace(getDevice=lambda: 0, getDeviceCount=lambda: 2)  # type: ignore[attr-defined]
@@ -94,6 +102,7 @@ def warm_gpu(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> Gpu:
         return collect(*arguments, **keywords)
 
     monkeypatch.setattr(api, "collect", counted)
+    monkeypatch.setattr(api, "front_for", lambda *operands: None)  # it knows a real PyTorch only
     return found
 
 
@@ -246,6 +255,29 @@ def test_what_is_out_of_the_ordinary_goes_the_long_way(
     assert all(warm_gpu.is_short(call) for call in calls)
     assert not warm_gpu.is_short(lambda: change(a, out))
     assert not warm_gpu.is_short(lambda: change(a, out))
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "answer"),
+    [
+        ("compiler", "is_compiling", lambda: True),
+        ("_C", "_len_torch_dispatch_stack", lambda: 1),
+        ("_C", "_len_torch_function_stack", lambda: 1),
+        ("_C", "_are_functorch_transforms_active", lambda: True),
+        ("_C", "_get_tracing_state", lambda: object()),
+        ("autograd.forward_ad", "_current_level", 0),
+    ],
+)
+def test_whoever_watches_tensors_is_told(
+    warm_gpu: Gpu, monkeypatch: pytest.MonkeyPatch, place: str, name: str, answer: Any
+) -> None:
+    watcher: Any = sys.modules["torch"]
+    for part in place.split("."):
+        watcher = getattr(watcher, part)
+    monkeypatch.setattr(watcher, name, answer)
+    a = with_traits()
+    tilewave.matmul(a, a)
+    assert not warm_gpu.is_short(lambda: tilewave.matmul(a, a))
 
 
 def test_a_gradient_counts_only_where_gradients_are_recorded(
