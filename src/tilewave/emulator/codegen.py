@@ -142,8 +142,13 @@ class Emitter:
         options: Options,
         accesses: dict[int, Access],
         handlers: Mapping[str, Callable[[Emitter, Instruction], None]],
+        *,
+        asynchronous: bool = False,
     ) -> None:
         self.handlers = handlers
+        self.asynchronous = asynchronous  # the code runs on a HopperMachine
+        self.in_flight: dict[int, list[Register]] = {}  # by id: registers that a product may be using
+        self.unfenced: dict[int, Register] = {}  # by id of a product: a register that lacks a fence
         self.slots = slots
         self.layout = layout
         self.options = options
@@ -284,6 +289,7 @@ class Emitter:
                 guard = self.temporary("b1")
                 self.line(f"logical_not({self.guard}, {guard})")
                 self.guard = guard
+        self.check_products(instruction)
         if id(instruction) not in self.value_only or id(instruction) in self.accesses:
             emitter(self, instruction)
             self.lines.extend(self.after)
@@ -291,6 +297,15 @@ class Emitter:
             self.count_fma(instruction)
         for register in written(instruction):
             self.versions[register] = self.versions.get(register, 0) + 1
+
+    def check_products(self, instruction: Instruction) -> None:
+        """Have the registers checked that a product in flight may be using."""
+        if not self.options.values:
+            return
+        if busy := self.in_flight.get(id(instruction)):
+            self.line(f"x.check_in_flight({self.constant(instruction)}, {self.constant(busy)})")
+        if register := self.unfenced.get(id(instruction)):
+            self.line(f"x.unfenced({self.constant(instruction)}, {self.constant(register)})")
 
     def count_fma(self, instruction: Instruction) -> None:
         """Count a float32 FMA: by block if all lanes make it."""
@@ -314,6 +329,8 @@ class Emitter:
     def groupable(self, instruction: Instruction, access: Access) -> bool:
         """Whether an access can take the fast path."""
         if self.options.checked or access.space != "shared" or instruction.guard is not None:
+            return False
+        if "shared::cluster" in instruction.modifiers:
             return False
         return instruction.opcode in ("ld", "st") and type_bits(instruction.modifiers[-1]) == 32
 

@@ -19,6 +19,7 @@ from tilewave.emulator.ptx import (
     Pair,
     Register,
     Symbol,
+    TensorAddress,
     Vector,
 )
 from tilewave.errors import UnknownInstructionError
@@ -51,15 +52,46 @@ class BasicBlock:
 
 _NO_DESTINATION = """
     st bra ret exit bar barrier membar fence red cp prefetch prefetchu trap brkpt nanosleep griddepcontrol
-    discard applypriority
+    discard applypriority setmaxnreg stmatrix
 """
 NO_DESTINATION = frozenset(_NO_DESTINATION.split())
 BARRIERS = frozenset(["bar", "barrier"])
+_ACTS = frozenset(["st", "atom", "red", "bar", "barrier", "mbarrier", "cp"])
+"""Instructions that another thread may be waiting for."""
 
 
 def is_block_barrier(instruction: Instruction) -> bool:
-    """True for a barrier of the whole thread block (`bar.sync`, `barrier.sync`), not for `bar.warp.sync`."""
-    return instruction.opcode in BARRIERS and "warp" not in instruction.modifiers
+    """True for `bar.sync` and `barrier.sync`, not for `bar.warp.sync`, `bar.arrive` or a cluster's."""
+    if instruction.opcode not in BARRIERS:
+        return False
+    return not {"warp", "arrive", "cluster"} & set(instruction.modifiers)
+
+
+def may_block(instruction: Instruction) -> bool:
+    """Whether a thread may have to wait at the instruction; it ends its basic block."""
+    if is_block_barrier(instruction):
+        return True
+    if instruction.opcode == "setmaxnreg":
+        return "inc" in instruction.modifiers
+    return instruction.opcode == "barrier" and {"cluster", "wait"} <= set(instruction.modifiers)
+
+
+def is_collective(instruction: Instruction) -> bool:
+    """Whether all four warps of a warpgroup must execute the instruction together."""
+    return instruction.opcode in ("wgmma", "setmaxnreg")
+
+
+def has_destination(instruction: Instruction) -> bool:
+    """Whether the first operand is what the instruction writes."""
+    opcode, modifiers = instruction.opcode, instruction.modifiers
+    if not instruction.operands or opcode in NO_DESTINATION:
+        return False
+    if opcode == "mbarrier":
+        writes = ("arrive", "arrive_drop", "try_wait", "test_wait", "pending_count")
+        return modifiers[0] in writes and not isinstance(instruction.operands[0], Address)
+    if opcode == "wgmma":
+        return modifiers[:1] == ("mma_async",)
+    return True
 
 
 def registers_of(operand: Operand) -> Iterator[Register]:
@@ -71,6 +103,9 @@ def registers_of(operand: Operand) -> Iterator[Register]:
     elif isinstance(operand, Address):
         if isinstance(operand.base, Register):
             yield operand.base
+    elif isinstance(operand, TensorAddress):
+        yield from registers_of(operand.map)
+        yield from registers_of(operand.coordinates)
     elif isinstance(operand, Vector):
         for item in operand.items:
             yield from registers_of(item)
@@ -81,7 +116,7 @@ def registers_of(operand: Operand) -> Iterator[Register]:
 
 def written(instruction: Instruction) -> list[Register]:
     """Registers that an instruction writes."""
-    if instruction.opcode in NO_DESTINATION or not instruction.operands:
+    if not has_destination(instruction):
         return []
     return list(registers_of(instruction.operands[0]))
 
@@ -89,8 +124,9 @@ def written(instruction: Instruction) -> list[Register]:
 def read(instruction: Instruction) -> list[Register]:
     """Registers that an instruction reads; a guarded one keeps its old result, so it reads that too."""
     registers: list[Register] = []
-    has_destination = instruction.opcode not in NO_DESTINATION
-    for operand in instruction.operands[1 if has_destination else 0 :]:
+    # A matrix product adds to what it writes.
+    first = 1 if has_destination(instruction) and instruction.opcode != "wgmma" else 0
+    for operand in instruction.operands[first:]:
         registers.extend(registers_of(operand))
     if instruction.guard is not None:
         registers.append(instruction.guard)
@@ -102,8 +138,16 @@ def basic_blocks(entry: Entry) -> list[BasicBlock]:
     """Split a kernel into basic blocks in program order, with their successors and live registers."""
     code = entry.instructions
     leaders = {0} | {position for position in entry.labels.values() if position < len(code)}
+    acted = False
     for position, instruction in enumerate(code):
-        if instruction.opcode in ("bra", "ret", "exit") or is_block_barrier(instruction):
+        if position in leaders:
+            acted = False
+        if is_collective(instruction) and acted:
+            # Warps of a warpgroup meet here, and what each has done before is done.
+            leaders.add(position)
+            acted = False
+        acted = acted or (instruction.opcode in _ACTS and not is_collective(instruction))
+        if instruction.opcode in ("bra", "ret", "exit") or may_block(instruction):
             leaders.add(position + 1)
     starts = sorted(leader for leader in leaders if leader < len(code))
     blocks = [
@@ -123,7 +167,7 @@ def basic_blocks(entry: Entry) -> list[BasicBlock]:
             if not isinstance(label, Symbol) or label.name not in entry.labels:
                 raise UnknownInstructionError(f"PTX line {last.line}: unknown branch target: {last.text}")
             _end_with(block, last, block_at.get(entry.labels[label.name], leave))
-        elif is_block_barrier(last):
+        elif may_block(last):
             if last.guard is not None:
                 raise UnknownInstructionError(f"PTX line {last.line}: a barrier with a guard: {last.text}")
             block.end = End.BARRIER

@@ -12,6 +12,7 @@ import numpy as np
 
 from tilewave.emulator.codegen import Options
 from tilewave.emulator.counters import Counters
+from tilewave.emulator.hopper.machine import HopperMachine
 from tilewave.emulator.machine import Machine, Shape
 from tilewave.emulator.memory import Buffer, Memory
 from tilewave.emulator.passes import PatternMemo
@@ -55,6 +56,8 @@ def launch(
     allow_exited_at_barrier: bool = False,
     step_limit: int = 1_000_000,
     trace: Trace | None = None,
+    cluster: Sequence[int] | None = None,
+    registers: int | None = None,
 ) -> LaunchResult:
     """Run a kernel on the CPU.
 
@@ -81,6 +84,11 @@ def launch(
     the PTX ISA asks for all threads of a warp, and CUDA for all threads of the block. `step_limit` bounds
     the basic blocks that a batch may run, to end endless loops. `trace` follows one warp; it sees addresses
     only with `count`.
+
+    A kernel that uses mbarriers, bulk copies, warpgroup products or clusters runs one cluster at a time, its
+    warps in a random order; `order` is the seed, and with it copies land and products are computed at random
+    moments instead of as late as they may. `cluster` is the cluster's (x, y, z), if the kernel does not fix
+    it; `registers` the kernel's registers a thread, for `setmaxnreg` (else what its launch bounds allow).
     """
     started = time.perf_counter()
     module = _parsed(ptx) if isinstance(ptx, str) else ptx
@@ -98,7 +106,29 @@ def launch(
     memo = PatternMemo()
     total = grid[0] * grid[1] * grid[2]
 
+    shape = _cluster(program, cluster, grid)
+
     def machine(block_ids: Sequence[int]) -> Machine:
+        if program.asynchronous:
+            return HopperMachine(
+                program,
+                memory,
+                grid,
+                block,
+                parameters,
+                block_ids,
+                cluster=shape,
+                registers=registers,
+                seed=None if order is None else int(seeds.integers(1 << 62)),
+                variables=variables,
+                dynamic_shared_bytes=dynamic_shared_bytes,
+                counting=count,
+                memo=memo,
+                detect_races=detect_races,
+                allow_exited_at_barrier=allow_exited_at_barrier,
+                step_limit=step_limit,
+                trace=trace,
+            )
         return Machine(
             program,
             memory,
@@ -116,17 +146,22 @@ def launch(
             trace=trace,
         )
 
+    seeds = np.random.default_rng(order)
     counters = Counters()
     blocks_run = 0
     with np.errstate(all="ignore"):
         for weight, chosen in _weighted(blocks, grid):
-            blocks_run += len(chosen)
-            if resident is None:
-                batch = max(1, BATCH_LANES // threads)
-                batches = (chosen[start : start + batch] for start in range(0, len(chosen), batch))
-                finished = _run_batches(machine(block_ids) for block_ids in batches)
+            if program.asynchronous:
+                units = _clusters(chosen, grid, shape)
+                weight *= len(chosen) / sum(map(len, units))
             else:
-                finished = _run_resident(chosen, resident, np.random.default_rng(order), machine)
+                batch = max(1, BATCH_LANES // threads) if resident is None else 1
+                units = [chosen[start : start + batch] for start in range(0, len(chosen), batch)]
+            blocks_run += sum(map(len, units))
+            if resident is None:
+                finished = _run_batches(machine(block_ids) for block_ids in units)
+            else:
+                finished = _run_resident(units, resident, np.random.default_rng(order), machine)
             part = Counters()
             for done in finished:
                 if count:
@@ -148,17 +183,17 @@ def _run_batches(machines: Iterable[Machine]) -> Iterator[Machine]:
 
 
 def _run_resident(
-    chosen: Sequence[int],
+    units: Sequence[Sequence[int]],
     resident: int,
     rng: np.random.Generator,
     machine: Callable[[Sequence[int]], Machine],
 ) -> Iterator[Machine]:
-    """Keep `resident` blocks running, and let a random one advance by one basic block."""
-    waiting = list(rng.permutation(np.asarray(chosen, dtype=np.int64)))
+    """Keep `resident` blocks (or clusters) running, and let a random one advance by one basic block."""
+    waiting = [units[i] for i in rng.permutation(len(units))]
     running: list[Machine] = []
     while waiting or running:
         while waiting and len(running) < resident:
-            running.append(machine([int(waiting.pop())]))
+            running.append(machine(waiting.pop()))
         turn = int(rng.integers(len(running)))
         running[turn].step()
         if running[turn].finished:
@@ -171,6 +206,41 @@ def _shape(values: Sequence[int], name: str) -> Shape:
     if len(sizes) != 3 or min(sizes) < 1:
         raise UsageError(f"{name} is {tuple(values)}; accepted are one to three sizes of at least 1")
     return sizes[0], sizes[1], sizes[2]
+
+
+def _cluster(program: Program, given: Sequence[int] | None, grid: Shape) -> Shape:
+    """Shape of a cluster: the kernel's own, or the launch's."""
+    fixed = program.entry.directives.get("reqnctapercluster")
+    if given is not None and fixed is not None and tuple(given) != (*fixed, 1, 1)[: len(given)]:
+        raise UsageError(f"cluster is {tuple(given)}; {program.entry.name} is compiled for {fixed}")
+    shape = _shape(given or fixed or (1,), "cluster")
+    if any(extent % part for extent, part in zip(grid, shape, strict=True)):
+        raise UsageError(f"the grid {grid} is no multiple of the cluster {shape}")
+    if shape != (1, 1, 1) and not program.asynchronous:
+        raise UsageError(f"cluster is {shape}; {program.entry.name} uses nothing that needs a cluster")
+    return shape
+
+
+def _clusters(chosen: Sequence[int], grid: Shape, shape: Shape) -> list[list[int]]:
+    """The clusters that hold the chosen blocks: linear indices of their blocks, by rank."""
+    columns, rows, _ = grid
+    corners = {
+        (
+            index % columns // shape[0],
+            index // columns % rows // shape[1],
+            index // (columns * rows) // shape[2],
+        )
+        for index in chosen
+    }
+    return [
+        [
+            ((z * shape[2] + k) * rows + y * shape[1] + j) * columns + x * shape[0] + i
+            for k in range(shape[2])
+            for j in range(shape[1])
+            for i in range(shape[0])
+        ]
+        for z, y, x in sorted(corner[::-1] for corner in corners)
+    ]
 
 
 def _weighted(

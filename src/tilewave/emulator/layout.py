@@ -8,6 +8,8 @@ SHARED_WINDOW = 0x7E00_0000_0000
 """Generic address of the first byte of shared memory."""
 LOCAL_WINDOW = 0x7D00_0000_0000
 """Generic address of the first byte of local memory."""
+PARAMETER_WINDOW = 0x7C00_0000_0000
+"""Generic address of the first byte of the kernel's parameters."""
 WINDOW_BYTES = 1 << 32
 
 
@@ -34,6 +36,7 @@ class Layout:
         self.parameters: dict[str, int] = {}
         self.parameter_bytes = 0
         for parameter in entry.params:
+            self.parameter_bytes = -(-self.parameter_bytes // parameter.align) * parameter.align
             self.parameters[parameter.name] = self.parameter_bytes
             self.parameter_bytes += -(-parameter.nbytes // 16) * 16
 

@@ -22,7 +22,7 @@ from tilewave.emulator.lanes import WARP, Lanes
 from tilewave.emulator.memory import LocalMemory, Memory, SharedMemory
 from tilewave.emulator.passes import PatternMemo
 from tilewave.emulator.program import Program
-from tilewave.emulator.races import RaceDetector
+from tilewave.emulator.races import AccessWatcher, RaceDetector
 from tilewave.emulator.registers import RegisterFile
 from tilewave.emulator.tally import Tally
 from tilewave.emulator.trace import Trace
@@ -92,7 +92,8 @@ class Machine:
         self.shared_views = _Views(self.shared_words)
         self.local = LocalMemory(self.lane_count, program.layout.local_bytes)
         self.copies = CopyQueue(self)
-        self.races = RaceDetector(self) if detect_races else None
+        self._detector = RaceDetector(self) if detect_races else None
+        self.races: AccessWatcher | None = self._detector
         self.file = RegisterFile(program.slots, program.scratch_rows, self.lane_count)
         self._part_file: RegisterFile | None = None
         self.lanes = Lanes(self, np.arange(self.lane_count, dtype=np.int64))
@@ -249,8 +250,8 @@ class Machine:
                 go |= here & complete[:, None]
         if go.any():
             released = go.reshape(-1)
-            if self.races is not None:
-                self.races.barrier(go)
+            if self._detector is not None:
+                self._detector.barrier(go)
             places = np.flatnonzero(released[ids])
             targets = waiting[ids[places]]
             waiting[released] = -1
@@ -294,11 +295,12 @@ class Machine:
             if self._barriers[first][2] or self._barriers[second][2]:
                 raise BarrierError(
                     f"{self._line(self.program.blocks[second])}: threads of warp {number} of "
-                    f"{self._block_name(slot)} wait here while others of the same warp wait at "
+                    f"{self.block_name(slot)} wait here while others of the same warp wait at "
                     f"{self._line(self.program.blocks[first])}"
                 )
 
-    def _block_name(self, slot: int) -> str:
+    def block_name(self, slot: int) -> str:
+        """Name a block by its place among the machine's."""
         return f"block ({', '.join(str(int(axis[slot])) for axis in self.block_indices)})"
 
     def _deadlock(self) -> None:
@@ -316,7 +318,7 @@ class Machine:
                 f"waits at {self._line(self.program.blocks[at])}" if at >= 0 else "has ended"
             )
         raise BarrierError(
-            f"{self._line(block)}: deadlock: {arrived} of {self.threads} threads of {self._block_name(slot)} "
+            f"{self._line(block)}: deadlock: {arrived} of {self.threads} threads of {self.block_name(slot)} "
             f"wait here, {self.where(lane)} among them, and no thread can go on{there}"
         )
 

@@ -28,7 +28,7 @@ _CACHE_HINTS = """
     L2::64B L2::128B L2::256B L2::evict_last L2::evict_first L2::evict_normal
 """
 _HINTS = frozenset(_CACHE_HINTS.split())
-SPACES = frozenset(["global", "shared", "local", "const", "param", "shared::cta"])
+SPACES = frozenset(["global", "shared", "local", "const", "param", "shared::cta", "shared::cluster"])
 
 
 def space_of(i: Instruction) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 
 from tilewave.emulator.codegen import Emitter
 from tilewave.emulator.handlers import Handlers, dtype_of, form
-from tilewave.emulator.layout import LOCAL_WINDOW, SHARED_WINDOW
+from tilewave.emulator.layout import LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW
 from tilewave.emulator.ptx import Immediate, Instruction, Operand, Pair, Sink, Vector
 
 opcode = Handlers()
@@ -428,7 +428,8 @@ def _cvt(e: Emitter, i: Instruction) -> None:
 @opcode("cvta")
 def _cvta(e: Emitter, i: Instruction) -> None:
     dtype, others = form(e, i, "to global shared local const param", 2)
-    window = SHARED_WINDOW if "shared" in others else LOCAL_WINDOW if "local" in others else 0
+    windows = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAMETER_WINDOW}
+    window = next((windows[space] for space in windows if space in others), 0)
     if dtype != "u8":
         raise e.unknown()
     source, result = e.source(i.operands[1], dtype), e.destination(i.operands[0], dtype)

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
 
 from tilewave.emulator import memory_opcodes, opcodes
 from tilewave.emulator.codegen import Access, BlockCode, Emitter, Options, unknown
 from tilewave.emulator.counters import classify
-from tilewave.emulator.flow import BasicBlock, End, Slots, assign_slots, basic_blocks, is_block_barrier
+from tilewave.emulator.flow import (
+    BasicBlock,
+    End,
+    Slots,
+    assign_slots,
+    basic_blocks,
+    is_block_barrier,
+    is_collective,
+)
+from tilewave.emulator.hopper import opcodes as hopper_opcodes
+from tilewave.emulator.hopper.accumulators import hazards, product_registers
 from tilewave.emulator.layout import Layout
 from tilewave.emulator.memory_opcodes import space_of, vector_of
-from tilewave.emulator.ptx import Entry, Immediate, Instruction, Module, type_bits
+from tilewave.emulator.ptx import Entry, Immediate, Instruction, Module, Register, Vector, type_bits
 from tilewave.emulator.slicing import value_only
 from tilewave.emulator.widening import widen
 from tilewave.errors import UnknownInstructionError, UsageError
 
-HANDLERS = {**opcodes.opcode, **memory_opcodes.opcode}
+HANDLERS = {**opcodes.opcode, **memory_opcodes.opcode, **hopper_opcodes.opcode}
 """All opcodes that the emulator executes."""
 
 
@@ -40,6 +53,9 @@ class Program:
     ]  # by basic block: slots of the registers that are live at its begin
     exit_slots: list[dict[int, list[int]]]  # ... and at its end
     barriers: dict[int, tuple[int, int | None, bool]]  # by basic block: see `barrier_of`
+    asynchronous: bool  # runs on a HopperMachine; for it, by basic block:
+    collective: npt.NDArray[np.bool_]  # whether warpgroups run it together
+    convergent: npt.NDArray[np.bool_]  # whether warps should run it together
 
     @property
     def source(self) -> str:
@@ -63,16 +79,28 @@ def _translate(entry: Entry, target: str, options: Options) -> Program:
     code = entry.instructions
     if not code:
         raise UnknownInstructionError(f"PTX line {entry.line}: entry {entry.name} has no instructions")
+    asynchronous = any(is_asynchronous(instruction) for instruction in code)
+    if products := product_registers(code):
+        # A product in flight writes its registers when it is waited for: they stay occupied until then.
+        hidden = Vector(tuple(products))
+        code[:] = [
+            replace(i, operands=(*i.operands, hidden))
+            if i.opcode == "wgmma" and i.modifiers[0] == "wait_group" and hidden not in i.operands
+            else i
+            for i in code
+        ]
     blocks = basic_blocks(entry)
     slots = assign_slots(blocks, code)
     layout = Layout(entry)
     accesses = {id(i): access for i in code if (access := memory_access(i)) is not None}
     widen(blocks, code, accesses, layout, target)
     left_out = set() if options.values else value_only(code, accesses)
+    in_flight, unfenced = hazards(blocks, code)
     codes = []
     scratch_rows = 0
     for block in blocks:
-        emitter = Emitter(slots, layout, options, accesses, HANDLERS)
+        emitter = Emitter(slots, layout, options, accesses, HANDLERS, asynchronous=asynchronous)
+        emitter.in_flight, emitter.unfenced = in_flight, unfenced
         body = code[block.first : block.stop]
         emitter.value_only = left_out
         emitter.find_groups(body)
@@ -94,8 +122,35 @@ def _translate(entry: Entry, target: str, options: Options) -> Program:
         any(a.instruction.opcode in ("atom", "red") and a.space != "shared" for a in accesses.values()),
         [slots.by_class(block.live_in) for block in blocks],
         [slots.by_class(block.live_out) for block in blocks],
-        {block.index: barrier_of(block, code) for block in blocks if block.end is End.BARRIER},
+        {
+            block.index: barrier_of(block, code)
+            for block in blocks
+            if block.end is End.BARRIER and not asynchronous
+        },
+        asynchronous,
+        np.array([any(map(is_collective, code[b.first : b.stop])) for b in blocks]),
+        np.array([any(map(is_convergent, code[b.first : b.stop])) for b in blocks]),
     )
+
+
+_ASYNCHRONOUS = frozenset(["mbarrier", "wgmma", "setmaxnreg", "elect", "mapa"])
+_WARP_WIDE = frozenset(["shfl", "vote", "elect", "ldmatrix", "stmatrix", "mma", "match"])
+
+
+def is_asynchronous(instruction: Instruction) -> bool:
+    """Whether an instruction needs warps that run independently, or a cluster."""
+    opcode, modifiers = instruction.opcode, instruction.modifiers
+    if opcode in ("bar", "barrier"):
+        number = instruction.operands[0] if instruction.operands else None
+        return bool({"arrive", "cluster"} & set(modifiers)) or isinstance(number, Register)
+    return opcode in _ASYNCHRONOUS or (opcode == "cp" and "bulk" in modifiers)
+
+
+def is_convergent(instruction: Instruction) -> bool:
+    """Whether the lanes of a warp should meet at an instruction."""
+    if instruction.opcode in ("bar", "barrier"):
+        return "warp" in instruction.modifiers
+    return instruction.opcode in _WARP_WIDE
 
 
 def memory_access(instruction: Instruction) -> Access | None:
@@ -118,7 +173,12 @@ def memory_access(instruction: Instruction) -> Access | None:
         except (KeyError, IndexError):
             raise unknown(instruction) from None
         return Access(instruction, space_of(instruction), width, True, width)
-    if opcode == "cp" and modifiers[:1] == ("async",) and len(instruction.operands) >= 3:
+    if (
+        opcode == "cp"
+        and modifiers[:1] == ("async",)
+        and "bulk" not in modifiers
+        and len(instruction.operands) >= 3
+    ):
         size = instruction.operands[2]
         if isinstance(size, Immediate):
             return Access(instruction, "copy", size.value, True, size.value)

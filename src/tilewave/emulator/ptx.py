@@ -53,6 +53,14 @@ class Address:
 
 
 @dataclass(frozen=True)
+class TensorAddress:
+    """`[map, {x, y, ...}]`: a tensor map's address and the coordinates of a tile in its tensor."""
+
+    map: Address
+    coordinates: Vector
+
+
+@dataclass(frozen=True)
 class Vector:
     """`{a, b, ...}`."""
 
@@ -79,7 +87,7 @@ class Sink:
     """`_`: a destination or a source that does not matter."""
 
 
-Operand = Register | Immediate | Special | Symbol | Address | Vector | Negated | Pair | Sink
+Operand = Register | Immediate | Special | Symbol | Address | TensorAddress | Vector | Negated | Pair | Sink
 
 
 @dataclass(frozen=True)
@@ -490,6 +498,11 @@ class _Body:
         if text.startswith(("{", "(")):
             return Vector(tuple(self.operand(part, start) for part in _split_operands(text[1:-1])))
         if text.startswith("["):
+            parts = _split_operands(text[1:-1])
+            if len(parts) == 2 and parts[1].startswith("{"):
+                coordinates = self.operand(parts[1], start)
+                assert isinstance(coordinates, Vector)
+                return TensorAddress(self.address(parts[0], start), coordinates)
             return self.address(text[1:-1].strip(), start)
         if text.startswith("!"):
             register = self.register(text[1:].strip())

@@ -7,7 +7,7 @@ the result. Here every word remembers the last warp that wrote and the last that
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,18 @@ Mask = npt.NDArray[np.bool_]
 
 _SEVERAL = -2
 _NOBODY = -1
+
+
+class AccessWatcher(Protocol):
+    """Who is told of every access to shared memory."""
+
+    def read(self, lanes: Lanes, access: Access, addresses: Array, width: int, mask: Mask | None) -> None:
+        """Note a load."""
+        ...
+
+    def write(self, lanes: Lanes, access: Access, addresses: Array, width: int, mask: Mask | None) -> None:
+        """Note a store."""
+        ...
 
 
 class RaceDetector:

@@ -24,18 +24,19 @@ class RegisterFile:
             for width, count in slots.counts.items()
         }
         self._scratch = np.zeros((scratch_rows, lanes), dtype=np.uint64)
-        self._known: dict[tuple[int, int], tuple[npt.NDArray[Any], ...]] = {}
+        self._known: dict[tuple[int, int, int], tuple[npt.NDArray[Any], ...]] = {}
 
-    def rows(self, key: int, names: list[str], n: int) -> tuple[npt.NDArray[Any], ...]:
-        """Views of the first n lanes of the named rows; `key` identifies the list of names."""
-        if (key, n) not in self._known:
+    def rows(self, key: int, names: list[str], n: int, start: int = 0) -> tuple[npt.NDArray[Any], ...]:
+        """Views of n lanes from `start` on of the named rows; `key` identifies the list of names."""
+        place = (key, n, start)
+        if place not in self._known:
             if len(self._known) > 5000:
                 self._known.clear()
-            self._known[key, n] = tuple(self.row(name, n) for name in names)
-        return self._known[key, n]
+            self._known[place] = tuple(self.row(name, n, start) for name in names)
+        return self._known[place]
 
-    def row(self, name: str, n: int) -> npt.NDArray[Any]:
-        """A view such as `r5_f4` of the first n lanes."""
+    def row(self, name: str, n: int, start: int = 0) -> npt.NDArray[Any]:
+        """A view such as `r5_f4` of n lanes from `start` on; scratch space has no lanes of its own."""
         place, code = name.split("_")
         dtype = np.dtype(code)
         if place[0] == "t":
@@ -43,8 +44,8 @@ class RegisterFile:
             return scratch
         row: npt.NDArray[Any] = self.parts[_PARTS[place[0]]][int(place[1:])]
         step = row.itemsize // dtype.itemsize  # a narrower view takes the low part of each value
-        view: npt.NDArray[Any] = row.view(dtype)[::step][:n] if step > 1 else row.view(dtype)[:n]
-        return view
+        view: npt.NDArray[Any] = row.view(dtype)[::step] if step > 1 else row.view(dtype)
+        return view[start : start + n]
 
     def copy_lanes(
         self, source: RegisterFile, lanes: npt.NDArray[np.intp], slots: dict[int, list[int]]

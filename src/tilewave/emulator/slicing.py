@@ -10,7 +10,7 @@ from tilewave.emulator.codegen import Access
 from tilewave.emulator.flow import registers_of, written
 from tilewave.emulator.ptx import Address, Instruction, Register
 
-_ALWAYS = frozenset(["atom", "red", "shfl", "vote", "activemask", "trap", "brkpt"])
+_ALWAYS = frozenset(["atom", "red", "shfl", "vote", "activemask", "trap", "brkpt", "mbarrier", "elect"])
 """Instructions that are executed whatever depends on them."""
 
 

@@ -1,0 +1,1 @@
+"""What Hopper adds: mbarriers, bulk copies, warpgroup products, clusters, warps that go their own ways."""

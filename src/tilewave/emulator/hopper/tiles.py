@@ -1,0 +1,168 @@
+"""What a bulk copy moves in global memory: a run of bytes, or a box of a tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewave.emulator.memory import Memory
+from tilewave.errors import EmulationError
+from tilewave.tensor_map import TensorMap
+
+Array = npt.NDArray[Any]
+
+_NAN = {"float16": 0x7FFF, "bfloat16": 0x7FFF, "float32": 0x7FFFFFFF, "tfloat32": 0x7FFFFFFF}
+_NAN["float64"] = 0x7FFFFFFFFFFFFFFF
+
+
+class Tile(Protocol):
+    """Global memory of a copy; its data are rows of four words, 16 bytes each."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in shared memory, elements outside the tensor included."""
+        ...
+
+    @property
+    def swizzle(self) -> int:
+        """Width of the swizzle pattern in shared memory, 0 if there is none."""
+        ...
+
+    @property
+    def alignment(self) -> int:
+        """Alignment that the copy needs in shared memory."""
+        ...
+
+    def read(self, memory: Memory) -> Array:
+        """The bytes that go to shared memory."""
+        ...
+
+    def write(self, memory: Memory, data: Array) -> None:
+        """Put bytes of shared memory where they belong."""
+        ...
+
+
+@dataclass(frozen=True)
+class Run:
+    """`nbytes` contiguous bytes, a multiple of 16 at a multiple of 16."""
+
+    address: int
+    nbytes: int
+    swizzle: int = 0
+    alignment: int = 16
+
+    def __post_init__(self) -> None:
+        if self.nbytes % 16 or self.address % 16:
+            raise EmulationError(
+                f"a bulk copy of {self.nbytes} bytes at {self.address:#x}: both must be multiples of 16"
+            )
+
+    def _addresses(self) -> Array:
+        return self.address + 16 * np.arange(self.nbytes // 16, dtype=np.int64)
+
+    def read(self, memory: Memory) -> Array:
+        """The run's bytes."""
+        return np.stack(memory.load(self._addresses(), 16), axis=1) if self.nbytes else _NOTHING
+
+    def write(self, memory: Memory, data: Array) -> None:
+        """Replace the run's bytes."""
+        memory.store(self._addresses(), list(np.ascontiguousarray(data.T)), 16)
+
+
+_NOTHING = np.zeros((0, 4), dtype=np.uint32)
+
+
+@dataclass(frozen=True)
+class Box:
+    """The box of a tensor at some coordinates, dimension 0 first; they may lie outside the tensor."""
+
+    tensor: TensorMap
+    coordinates: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        tensor = self.tensor
+        if len(self.coordinates) != tensor.rank:
+            raise EmulationError(
+                f"a copy with {len(self.coordinates)} coordinates of a tensor map of rank {tensor.rank}"
+            )
+        inner = tensor.copied[0] * tensor.element_bytes
+        if tensor.swizzle and inner != tensor.swizzle:
+            raise EmulationError(
+                f"the emulator swizzles boxes whose rows are as wide as the pattern: the box is {inner} "
+                f"bytes wide, the pattern {tensor.swizzle}"
+            )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in shared memory, elements outside the tensor included."""
+        return self.tensor.box_bytes
+
+    @property
+    def swizzle(self) -> int:
+        """Width of the swizzle pattern in shared memory, 0 if there is none."""
+        return self.tensor.swizzle
+
+    @property
+    def alignment(self) -> int:
+        """Alignment that the copy needs in shared memory."""
+        return 128
+
+    @cached_property
+    def _elements(self) -> tuple[Array, Array]:
+        """Address of each element, dimension 0 fastest, and which exist."""
+        tensor = self.tensor
+        rank = tensor.rank
+        address = np.full((1,) * rank, tensor.address, dtype=np.int64)
+        exists = np.ones((1,) * rank, dtype=np.bool_)
+        strides = (tensor.element_bytes, *tensor.strides)
+        steps = (1, *tensor.element_strides[1:])
+        for d, (first, count) in enumerate(zip(self.coordinates, tensor.copied, strict=True)):
+            shape = [1] * rank
+            shape[rank - 1 - d] = count
+            index = (first + steps[d] * np.arange(count, dtype=np.int64)).reshape(shape)
+            address = address + index * strides[d]
+            exists = exists & (index >= 0) & (index < tensor.shape[d])
+        return address, exists
+
+    def _by_pieces(self) -> tuple[Array, Array] | None:
+        """The same for 16-byte pieces, if each of them lies wholly inside or wholly outside, and aligned."""
+        address, exists = self._elements
+        each = 16 // self.tensor.element_bytes
+        first = address[..., ::each]
+        whole = exists.reshape(*exists.shape[:-1], -1, each)
+        if (first % 16).any() or (whole.any(axis=-1) != whole.all(axis=-1)).any():
+            return None
+        return first.reshape(-1), whole[..., 0].reshape(-1)
+
+    def read(self, memory: Memory) -> Array:
+        """The box, with zeros (or NaN) for what lies outside the tensor."""
+        size = self.tensor.element_bytes
+        pieces = self._by_pieces() if not self.tensor.nan_fill else None
+        if pieces is not None:
+            address, exists = pieces
+            rows = memory.load(address, 16, None if exists.all() else exists)
+            return np.stack(rows, axis=1)
+        address, exists = (values.reshape(-1) for values in self._elements)
+        fill = _NAN[self.tensor.dtype] if self.tensor.nan_fill else 0
+        rows = memory.load(address, size, exists)
+        data = np.stack(rows, axis=1).reshape(-1)
+        elements = data.astype(f"u{size}") if size < 4 else data.view(f"u{size}")
+        return np.where(exists, elements, np.array(fill, dtype=f"u{size}")).view(np.uint32).reshape(-1, 4)
+
+    def write(self, memory: Memory, data: Array) -> None:
+        """Write the elements that lie inside the tensor."""
+        size = self.tensor.element_bytes
+        pieces = self._by_pieces()
+        if pieces is not None:
+            address, exists = pieces
+            rows = list(np.ascontiguousarray(data.T))
+            memory.store(address, rows, 16, None if exists.all() else exists)
+            return
+        address, exists = (values.reshape(-1) for values in self._elements)
+        elements = np.ascontiguousarray(data).view(f"u{size}").reshape(-1)
+        words = [elements.astype(np.uint32)] if size <= 4 else list(elements.view(np.uint32).reshape(-1, 2).T)
+        memory.store(address, words, size, exists)
