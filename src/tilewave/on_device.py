@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -14,7 +15,7 @@ from tilewave.kernels.arguments import Pointers
 from tilewave.normalise import Normalised, normalise
 from tilewave.outputs import empty_on_device, finished, written
 from tilewave.planner.gemm.options import PlanOptions
-from tilewave.problem import Activation, GemmProblem
+from tilewave.problem import Activation, GemmProblem, Precision
 from tilewave.semantics import Alignments, Product, Strides, contiguous, gemm_problem, share_memory
 
 COPY_ALPHA = -0.0
@@ -49,14 +50,14 @@ def executor() -> Executor:
 
 def run_on_device(call: GemmCall, options: PlanOptions, workspace: Any) -> Any:
     """Compute a call whose operands lie on a GPU, and return the result in the library of a."""
-    memory = _workspace_memory(call, workspace)
-    target = call.out if call.out is not None and call.overlap is None else _allocate(call)
-    before = _allocate(call) if call.keep_preactivation else None
-    with _ordered(call) if call.others else _UNORDERED:
+    memory = workspace_memory(call, workspace)
+    target = call.out if call.out is not None and call.overlap is None else allocate(call)
+    before = allocate(call) if call.keep_preactivation else None
+    with ordered(call) if call.others else _UNORDERED:
         submit(call, target, before, options, memory)
         if call.out is not None and target is not call.out:
             submit_copy(call, target, call.out, options)
-    _keep_exchanged(call)
+    keep_exchanged(call)
     result = written(call.out) if call.out is not None else finished(call.framework, target.owner)
     return result if before is None else (result, finished(call.framework, before.owner))
 
@@ -72,14 +73,7 @@ def submit(
     normalised = normalised_problem(call, target, before)
     if normalised is None:
         return
-    given = Pointers(
-        call.a.address if call.reads_product else 0,
-        call.b.address if call.reads_product else 0,
-        target.address,
-        0 if call.c is None else call.c.address,
-        0 if call.bias is None else call.bias.address,
-        0 if before is None else before.address,
-    )
+    given = given_pointers(call, target, before)
     # Without a product alpha has nothing to scale; 0 keeps its sign and its NaN out of the result.
     alpha = call.alpha if call.reads_product else 0.0
     run = executor()
@@ -94,6 +88,18 @@ def submit(
             options=options,
             workspace=workspace,
         )
+
+
+def given_pointers(call: GemmCall, target: ArrayView, before: ArrayView | None) -> Pointers:
+    """The addresses of a call's operands; 0 where one is absent or not read."""
+    return Pointers(
+        call.a.address if call.reads_product else 0,
+        call.b.address if call.reads_product else 0,
+        target.address,
+        0 if call.c is None else call.c.address,
+        0 if call.bias is None else call.bias.address,
+        0 if before is None else before.address,
+    )
 
 
 def submit_copy(call: GemmCall, source: ArrayView, target: ArrayView, options: PlanOptions) -> None:
@@ -119,7 +125,8 @@ def _gpu(call: GemmCall) -> int:
     return call.device
 
 
-def _allocate(call: GemmCall) -> ArrayView:
+def allocate(call: GemmCall) -> ArrayView:
+    """Memory for a result of a call, in the library of its operands."""
     return empty_on_device(call.framework, call.product.result_shape, _gpu(call), call.stream)
 
 
@@ -146,6 +153,7 @@ def normalised_problem(
         None if before is None else product.along_result(before.layout.strides),
         call.activation,
         call.reads_product,
+        call.precision,
     )
 
 
@@ -159,19 +167,21 @@ def _normalised(
     preactivation: Strides | None,
     activation: Activation,
     reads_product: bool,
+    precision: Precision = Precision.IEEE,
 ) -> Normalised:
-    return normalise(
-        gemm_problem(
-            product,
-            out,
-            alignments,
-            c=c,
-            bias=bias,
-            preactivation=preactivation,
-            activation=activation,
-            reads_product=reads_product,
-        )
+    problem = gemm_problem(
+        product,
+        out,
+        alignments,
+        c=c,
+        bias=bias,
+        preactivation=preactivation,
+        activation=activation,
+        reads_product=reads_product,
     )
+    if precision is not Precision.IEEE and problem.product:  # nothing of a mode is left without a product
+        problem = replace(problem, precision=precision)
+    return normalise(problem)
 
 
 def copy_problem(product: Product, source: ArrayView, target: ArrayView) -> Normalised:
@@ -188,7 +198,7 @@ def copy_problem(product: Product, source: ArrayView, target: ArrayView) -> Norm
     )
 
 
-def _workspace_memory(call: GemmCall, workspace: Any) -> tuple[int, int] | None:
+def workspace_memory(call: GemmCall, workspace: Any) -> tuple[int, int] | None:
     """Address and bytes of the caller's workspace, which must be contiguous, writable and apart."""
     if workspace is None:
         return None
@@ -229,7 +239,7 @@ _UNORDERED = contextlib.nullcontext()
 
 
 @contextlib.contextmanager
-def _ordered(call: GemmCall) -> Iterator[None]:
+def ordered(call: GemmCall) -> Iterator[None]:
     """Work inside begins after what other libraries submitted to their streams, and they go on after it."""
     from tilewave.runtime.interop import wait_for
 
@@ -240,7 +250,7 @@ def _ordered(call: GemmCall) -> Iterator[None]:
         wait_for(other, call.stream, _gpu(call))
 
 
-def _keep_exchanged(call: GemmCall) -> None:
+def keep_exchanged(call: GemmCall) -> None:
     """Keep memory that came through DLPack until the work on it is done.
 
     Its owner may reuse it as soon as it is given back, and knows nothing of our stream.

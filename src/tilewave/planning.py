@@ -14,6 +14,7 @@ from tilewave.errors import NotBuiltError, UsageError
 from tilewave.host import gpu_for_host_operands
 from tilewave.normalise import Normalised, normalise
 from tilewave.on_device import copy_problem, normalised_problem
+from tilewave.planner.fp16x3 import plan_fp16x3
 from tilewave.planner.gemm import GemmPlan, PlanOptions, explain_plan, plan_gemm
 from tilewave.problem import Activation, GemmProblem, MatrixLayout, Precision
 from tilewave.semantics import contiguous
@@ -53,7 +54,7 @@ def plan(
 
     Print the plan to read it; `explain` tells more. Raises ``UsageError``.
     """
-    _check_planned(check_precision(precision))
+    mode = _planned(check_precision(precision))
     m, n, k = (_size(value, name) for value, name in ((m, "m"), (n, "n"), (k, "k")))
     extents = batch if isinstance(batch, Sequence) else (batch,)
     batches = tuple(_size(extent, "batch") for extent in extents)
@@ -87,6 +88,7 @@ def plan(
         stored(m, n) if return_preactivation else None,
         activation_of(activation),
         product=k > 0,
+        precision=mode if k > 0 else Precision.IEEE,
     )
     options = PlanOptions(schedule, deterministic, batch_invariant, max_sms)
     return _noted(normalise(problem), device_spec(device), options, ())
@@ -114,7 +116,7 @@ def plan_for(
     Raises as `gemm` does, and ``UsageError`` where no GPU is named or found.
     """
     checked = collect(a, b, c, **call)
-    _check_planned(checked.precision)
+    _planned(checked.precision)
     options = PlanOptions(schedule, deterministic, batch_invariant, max_sms)
     notes: list[str] = []
     if checked.device is None:
@@ -195,9 +197,13 @@ def prepare(
     return tuple(plans)
 
 
-def _check_planned(precision: Precision) -> None:
-    if precision is not Precision.IEEE:
-        raise NotBuiltError(f"plans of precision {precision.value!r} are not built yet; accepted is 'ieee'")
+def _planned(precision: Precision) -> Precision:
+    """A mode that has plans."""
+    if precision not in (Precision.IEEE, Precision.FP16X3):
+        raise NotBuiltError(
+            f"plans of precision {precision.value!r} are not built yet; accepted are 'ieee' and 'fp16x3'"
+        )
+    return precision
 
 
 def _size(value: Any, name: str) -> int:
@@ -244,7 +250,8 @@ def _as_staged(call: GemmCall, notes: list[str]) -> GemmCall:
 
 
 def _noted(normalised: Normalised, spec: DeviceSpec, options: PlanOptions, notes: Sequence[str]) -> GemmPlan:
-    found = plan_gemm(normalised.problem, spec, options)
+    planner = plan_fp16x3 if normalised.problem.precision is Precision.FP16X3 else plan_gemm
+    found = planner(normalised.problem, spec, options)
     said = list(notes)
     if normalised.swapped:
         said.append("the transposed product is computed, out^T = b^T a^T: A here is b, and B is a")

@@ -32,12 +32,24 @@ def run_in_mode(call: GemmCall, options: PlanOptions, workspace: Any) -> Any:
 def run_on_gpu(call: GemmCall, options: PlanOptions, workspace: Any) -> Any:
     """Compute a call on the GPU of its operands, or, where they are on the host, on GPU 0.
 
-    Raises ``NotBuiltError`` for a mode without kernels for that GPU; nothing is written then.
+    ``fp16x3`` runs on its kernels, or as ``ieee`` where that is predicted to be faster or the mode does not
+    apply (`planner.fp16x3`). Raises ``NotBuiltError`` for a mode without kernels, and ``UsageError`` on a GPU
+    that is no Hopper; nothing is written then.
     """
-    raise NotBuiltError(
-        f"precision {call.precision.value!r} has no kernels yet; accepted on a GPU is 'ieee' (on a machine "
-        "without one, products of host arrays run through the mode's model)"
-    )
+    if call.precision is not Precision.FP16X3:
+        raise NotBuiltError(
+            f"precision {call.precision.value!r} has no kernels yet; accepted on a GPU is 'ieee', and on "
+            "Hopper 'fp16x3' (without a GPU, products of host arrays run through the mode's model)"
+        )
+    if call.device is None:
+        gpu = gpu_for_host_operands()
+        assert gpu is not None  # or the model had run
+        from tilewave.staged import run_staged
+
+        return run_staged(call, gpu, options)
+    from tilewave.on_device import run_on_device
+
+    return run_on_device(call, options, workspace)
 
 
 def product_of_model(precision: Precision, a: Float32, b: Float32) -> Float32:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tilewave.errors import UsageError
 from tilewave.kernels.arguments import GEMM_ARGS_BYTES, Pointers, pack_arguments
 from tilewave.planner.gemm.records import GemmPlan
-from tilewave.problem import GemmProblem
+from tilewave.problem import GemmProblem, Precision
 from tilewave.runtime import driver
 from tilewave.runtime.kernels import gpu_state
 from tilewave.runtime.workspace import workspace_pool
@@ -35,6 +35,19 @@ def run(
     """
     from tilewave.planner.gemm import plan_gemm
 
+    if problem.precision is Precision.FP16X3:
+        from tilewave.runtime.fp16x3 import run as run_fp16x3  # most processes do without
+
+        return run_fp16x3(
+            problem,
+            pointers,
+            alpha,
+            beta,
+            device=device,
+            stream=stream,
+            options=options,
+            workspace=workspace,
+        )
     plan = plan_gemm(problem, gpu_state(device).spec, options)
     launch_plan(plan, pointers, alpha, beta, device=device, stream=stream, workspace=workspace)
     return plan
@@ -57,7 +70,7 @@ def launch_plan(
     with state.context():
         kernel = state.kernel(plan.instance, stream)
         if plan.ticket_bytes:
-            tickets, partials = _workspace(plan, device, stream, workspace)
+            tickets, partials = workspace_of_plan(plan, device, stream, workspace)
             pointers = replace(pointers, tickets=tickets, partials=partials)
         block = ctypes.create_string_buffer(
             pack_arguments(
@@ -91,13 +104,20 @@ def prepare_plan(plan: GemmPlan, *, device: int, branches: int = 1) -> None:
     state = gpu_state(device)
     if plan.blocks == 0:
         return
+    if plan.problem.precision is Precision.FP16X3:
+        from tilewave.runtime.fp16x3 import prepare_fp16x3
+
+        prepare_fp16x3(plan, device=device, branches=branches)
+        return
     with state.context():
         state.kernel(plan.instance, 0)
         if plan.ticket_bytes:
             workspace_pool(state).reserve(plan.ticket_bytes, plan.partial_bytes, branches)
 
 
-def _workspace(plan: GemmPlan, device: int, stream: int, given: tuple[int, int] | None) -> tuple[int, int]:
+def workspace_of_plan(
+    plan: GemmPlan, device: int, stream: int, given: tuple[int, int] | None
+) -> tuple[int, int]:
     """Addresses of tickets and partial sums."""
     if given is None:
         arena = workspace_pool(gpu_state(device)).take(stream, plan.ticket_bytes, plan.partial_bytes)

@@ -20,7 +20,7 @@ def explain_plan(plan: GemmPlan) -> str:
         return f"{plan.problem} on {plan.device}: out has no elements, so nothing is launched."
     parts = [
         " ".join(_choice(plan)),
-        " ".join(_prediction(plan)),
+        " ".join(_prediction(plan) if plan.mode_workspace is None else _mode_prediction(plan)),
         " ".join(_reading(plan)),
     ]
     if changes := list(_changes(plan)):
@@ -53,6 +53,8 @@ def _choice(plan: GemmPlan) -> Iterator[str]:
             f"{cut.cut_tiles:,} tiles are cut along K into {cut.pieces} pieces, whose sums meet in a "
             f"workspace of {plan.workspace_bytes:,} bytes and are added in order."
         )
+    elif plan.mode_workspace is not None:
+        yield f"Operands are packed into a workspace of {plan.workspace_bytes:,} bytes first."
     elif plan.workspace_bytes:
         yield f"Sums of tiles that two blocks share meet in a workspace of {plan.workspace_bytes:,} bytes."
 
@@ -84,6 +86,16 @@ def _prediction(plan: GemmPlan) -> Iterator[str]:
         )
         measured = "measured" if plan.instance.name in costs.factors else "not measured"
         yield f"Constants: {source}; this kernel's factor is {measured}."
+
+
+def _mode_prediction(plan: GemmPlan) -> Iterator[str]:
+    """The prediction of a mode whose parts follow one another."""
+    estimate = plan.estimate
+    yield f"Predicted {estimate.total:.4g} us: {_LIMITS[estimate.limit]}."
+    yield (
+        f"Of the parts, which add up, products take {estimate.compute:.4g}, packing the operands and storing "
+        f"the result {estimate.memory:.4g} and the launches {estimate.launch:.4g} us."
+    )
 
 
 def _padded(plan: GemmPlan) -> int:

@@ -57,8 +57,9 @@ class GemmPlan:
     ``problem`` is what the kernel sees, after folding and swapping. The launch is ``cut.blocks`` blocks of
     ``instance.threads`` threads; ``notes`` name everything that a user would want to be told (a copy, a
     staging, a cap on SMs). ``sms`` is the number of SMs planned for, ``blocks_per_sm`` how many blocks one of
-    them holds at once. ``considered`` holds every candidate, the choice among them; a plan of `plan_gemm`
-    works it out when it is first asked for, which takes milliseconds.
+    them holds at once. ``mode_workspace``: the bytes of packed operands and of flags that the kernels of a
+    precision other than ``ieee`` need. ``considered`` holds every candidate, the choice among them; a plan of
+    `plan_gemm` works it out when it is first asked for, which takes milliseconds.
     """
 
     problem: GemmProblem
@@ -72,6 +73,7 @@ class GemmPlan:
     considered: Sequence[GemmCandidate] = field(compare=False, repr=False)
     notes: tuple[str, ...] = ()
     blocks_per_sm: int = 1
+    mode_workspace: tuple[int, int] | None = None
 
     @property
     def blocks(self) -> int:
@@ -85,13 +87,13 @@ class GemmPlan:
 
     @property
     def partial_bytes(self) -> int:
-        """Bytes of workspace for partial sums: a tile of C a slot."""
-        return workspace_of(self.instance, self.cut)[0]
+        """Bytes of workspace for partial sums, a tile of C a slot, or for packed operands."""
+        return (self.mode_workspace or workspace_of(self.instance, self.cut))[0]
 
     @property
     def ticket_bytes(self) -> int:
         """Bytes of workspace for counters that are 0 before and after every launch."""
-        return workspace_of(self.instance, self.cut)[1]
+        return (self.mode_workspace or workspace_of(self.instance, self.cut))[1]
 
     @property
     def workspace_bytes(self) -> int:

@@ -1,0 +1,336 @@
+"""The kernels of precision ``fp16x3``: what they are, how an operand is packed for them, and their arguments.
+
+Four kernels make a product: a *scan* and, where packed rows are neighbours in memory, a *pack* turn float32
+operands into scaled fp16 pairs (`kernels/fp16x3_pack.cuh`), the *main* kernel multiplies them on tensor cores
+(`kernels/fp16x3_main.cuh`), and the *recompute* kernel makes the few elements that the split cannot hold
+(`kernels/fp16x3_recompute.cuh`). All need what only sm_90a has. No GPU library is imported.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilewave.kernels.instances import Instance
+from tilewave.problem import BATCH_LEVELS, GemmProblem, MatrixLayout
+
+FAMILY = "fp16x3"
+
+ARCHITECTURE = "sm_90a"
+"""What the kernels are compiled for: code for it runs on compute capability 9.0 and nowhere else."""
+
+INTERVAL = 64
+"""Elements of K after which the tensor core's sum is added to a float32 sum; K is padded to a multiple."""
+
+BLOCK_K = 32
+"""Elements of K in 128 bytes of a packed row: their high halves, then their low halves."""
+
+K_LIMIT = 1 << 24
+"""K must be less, as the mode's definition says."""
+
+_INDEX_LIMIT = 1 << 31
+"""Packed rows, tiles and coordinates of copies are 32-bit integers in the kernels."""
+
+_PACK_THREADS, _PACK_WARPS = 256, 8
+_SCAN_ROWS, _PACK_ROWS = 128, 32
+_MOST_CHUNKS, _LEAST_CHUNK = 32, 256
+_ALIGNMENT = 256
+
+FLAG_BYTES = 8
+"""A product's flag and ticket, which are 0 before and after it."""
+
+
+def _main(halves: int, stages: int, reason: str) -> Instance:
+    rows, columns = 128 * halves, 128
+    out_bytes = 2 * 4 * 8 * columns * 4  # eight warps bring eight rows each to memory
+    return Instance(
+        name=f"fp16x3_{rows}x{columns}",
+        family=FAMILY,
+        header="kernels/fp16x3_main.cuh",
+        entry=f"tilewave::fp16x3_main<{halves}, {stages}>",
+        bm=rows,
+        bn=columns,
+        bk=INTERVAL,
+        tm=8 * halves,
+        tn=8,
+        threads=384,
+        # Stages, what is brought to memory, two barriers a stage, and what aligning to 1024 bytes may take.
+        shared_bytes=stages * (rows + columns) * 4 * BLOCK_K + out_bytes + 16 * stages + 1024,
+        a=None,
+        b=None,
+        reason=reason,
+        sequential=False,
+        cuttable=False,
+    )
+
+
+def _helper(header: str, kernel: str, reason: str) -> Instance:
+    return Instance(
+        name=kernel,
+        family=FAMILY,
+        header=f"kernels/{header}.cuh",
+        entry=f"tilewave::{kernel}",
+        bm=0,
+        bn=0,
+        bk=0,
+        tm=0,
+        tn=0,
+        threads=_PACK_THREADS,
+        shared_bytes=0,
+        a=None,
+        b=None,
+        reason=reason,
+        sequential=False,
+        cuttable=False,
+    )
+
+
+LARGE = _main(2, 4, "large products")
+SMALL = _main(1, 6, "products whose larger tiles would leave SMs idle")
+MAIN_INSTANCES = (LARGE, SMALL)
+SCAN = _helper("fp16x3_pack", "fp16x3_scan", "packs rows along K, scans strips of neighbouring rows")
+PACK = _helper("fp16x3_pack", "fp16x3_pack", "packs strips that were scanned")
+RECOMPUTE = _helper("fp16x3_recompute", "fp16x3_recompute", "elements that the split cannot hold")
+
+
+def every_fp16x3_instance() -> tuple[Instance, ...]:
+    """All kernels of the mode; they are compiled for `ARCHITECTURE` alone."""
+    return (*MAIN_INSTANCES, SCAN, PACK, RECOMPUTE)
+
+
+@dataclass(frozen=True, slots=True)
+class UnpackedOperand:
+    """A float32 operand as the pre-pass sees it: packed rows are rows of A or columns of B.
+
+    ``row`` and ``column`` are strides, in elements, to the next packed row and along K; ``batch`` strides and
+    ``extents`` of three batch axes, where an axis along which the operand repeats has extent 1.
+    """
+
+    rows: int
+    k: int
+    row: int
+    column: int
+    batch: tuple[int, int, int]
+    extents: tuple[int, int, int]
+    alignment: int
+
+    @property
+    def items(self) -> int:
+        """Matrices that are packed."""
+        return math.prod(self.extents)
+
+    @property
+    def packed_rows(self) -> int:
+        """Packed rows of all items."""
+        return self.items * self.rows
+
+    @property
+    def intervals(self) -> int:
+        """Intervals of K, the last one padded with zeros."""
+        return -(-self.k // INTERVAL)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a packed row: two halves for each element of K."""
+        return self.intervals * INTERVAL * 4
+
+    @property
+    def along_k(self) -> bool:
+        """Whether a packed row is read along K: where its elements are neighbours, or no packed rows are."""
+        return self.column == 1 or self.row != 1 or self.k == 1
+
+    @property
+    def vectors(self) -> bool:
+        """Whether four neighbours may be read at once, wherever a multiple of four of them begins."""
+        contiguous, across = (self.column, self.row) if self.along_k else (self.row, self.column)
+        steps = (across, *self.batch)
+        return contiguous == 1 and self.alignment >= 16 and all(step % 4 == 0 for step in steps)
+
+    @property
+    def warps(self) -> int:
+        """Warps that share a row: enough for one or two passes over K, as far as a block has them."""
+        return min(_PACK_WARPS, 1 << max(0, math.ceil(self.k / 256) - 1).bit_length())
+
+    @property
+    def chunk(self) -> int:
+        """Elements of K that a block scans."""
+        return max(_LEAST_CHUNK, -(-self.k // _MOST_CHUNKS) + 7 & ~7)
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of K: as many largest magnitudes are kept of each packed row."""
+        return -(-self.k // self.chunk)
+
+    @property
+    def scan_blocks(self) -> int:
+        """Blocks of the scan kernel."""
+        if self.along_k:
+            return -(-self.packed_rows // (_PACK_WARPS // self.warps))
+        return self.items * -(-self.rows // _SCAN_ROWS) * self.chunks
+
+    @property
+    def pack_blocks(self) -> int:
+        """Blocks of the pack kernel."""
+        if self.along_k:
+            return 0
+        return (
+            self.items
+            * -(-self.rows // _PACK_ROWS)
+            * -(-self.intervals * INTERVAL // (_PACK_WARPS * BLOCK_K))
+        )
+
+    @property
+    def packed_bytes(self) -> int:
+        """Memory that the packed operand takes: the split rows, then a shift and a guard a row."""
+        return self.guards_offset + _aligned(4 * self.packed_rows)
+
+    @property
+    def shifts_offset(self) -> int:
+        """Where in the packed operand the shifts begin."""
+        return _aligned(self.packed_rows * self.row_bytes)
+
+    @property
+    def guards_offset(self) -> int:
+        """Where in the packed operand the guards begin."""
+        return self.shifts_offset + _aligned(4 * self.packed_rows)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Memory that packing takes beside."""
+        return 0 if self.along_k else _aligned(4 * self.packed_rows * self.chunks)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def unpacked_operand(
+    rows: int, k: int, row: int, column: int, batch: Sequence[int], extents: Sequence[int], alignment: int
+) -> UnpackedOperand:
+    """An operand from its strides and batch axes, outermost first; axes of stride 0 repeat it."""
+    kept = [(stride, extent if stride else 1) for stride, extent in zip(batch, extents, strict=True)]
+    kept = [(0, 1)] * (BATCH_LEVELS - len(kept)) + [(s if e > 1 else 0, e) for s, e in kept]
+    strides, counts = zip(*kept, strict=True)
+    return UnpackedOperand(
+        rows, k, row if rows > 1 else 0, column if k > 1 else 0, strides, counts, alignment
+    )
+
+
+def operands_of(problem: GemmProblem) -> tuple[UnpackedOperand, UnpackedOperand]:
+    """The two operands of a problem, as they are packed."""
+
+    def operand(layout: MatrixLayout, rows: int, row: int, column: int) -> UnpackedOperand:
+        return unpacked_operand(rows, problem.k, row, column, layout.batch, problem.batch, layout.alignment)
+
+    return (
+        operand(problem.a, problem.m, problem.a.row, problem.a.column),
+        operand(problem.b, problem.n, problem.b.column, problem.b.row),
+    )
+
+
+def refusal(problem: GemmProblem) -> str | None:
+    """Why the mode's kernels cannot compute a problem, or None."""
+    if not problem.product:
+        return "there is no product to compute"
+    if problem.k >= K_LIMIT:
+        return f"K is {problem.k}, and the mode takes less than 2^24"
+    a, b = operands_of(problem)
+    tiles = problem.batches * -(-problem.m // SMALL.bm) * -(-problem.n // SMALL.bn)
+    most = max(a.packed_rows + LARGE.bm, b.packed_rows + LARGE.bn, tiles, a.scan_blocks + b.scan_blocks)
+    if max(most, a.pack_blocks + b.pack_blocks) >= _INDEX_LIMIT:
+        return "it has more rows, columns or tiles than a 32-bit index holds"
+    return None
+
+
+def workspace_bytes(problem: GemmProblem, kept_a: bool = False, kept_b: bool = False) -> int:
+    """Memory that a product takes beside its flag: what is packed, but for operands that are kept packed."""
+    kept = (kept_a, kept_b)
+    parts = zip(operands_of(problem), kept, strict=True)
+    return _ALIGNMENT + sum(one.packed_bytes + one.scratch_bytes for one, is_kept in parts if not is_kept)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedAddresses:
+    """Where a packed operand lies: split rows, shifts and guards."""
+
+    rows: int
+    shifts: int
+    guards: int
+
+    @classmethod
+    def at(cls, address: int, operand: UnpackedOperand) -> PackedAddresses:
+        """The parts of a packed operand that begins at ``address``, a multiple of 256."""
+        return cls(address, address + operand.shifts_offset, address + operand.guards_offset)
+
+
+_UNPACKED = struct.Struct("<Q2q3q3q3qQQQQ2q4i")
+_OPERANDS = struct.Struct("<6Q3q3qq")
+PACKED_OPERANDS_BYTES = _OPERANDS.size
+PACK_ARGS_BYTES = 2 * _UNPACKED.size
+
+
+def pack_arguments(
+    operands: Sequence[tuple[UnpackedOperand, int, PackedAddresses, int]],
+) -> tuple[bytes, int, int]:
+    """The bytes of PackArgs, and the blocks of the scan and of the pack kernel.
+
+    ``operands`` holds at most two operands, each with the address of its element (0, 0), where it is packed
+    to, and the address of its scratch memory.
+    """
+    block, scan_blocks, pack_blocks = b"", 0, 0
+    for operand, address, target, scratch in operands:
+        block += _UNPACKED.pack(
+            address,
+            operand.row,
+            operand.column,
+            *operand.batch,
+            *operand.extents,
+            operand.rows,
+            operand.k,
+            operand.intervals,
+            target.rows,
+            target.shifts,
+            target.guards,
+            scratch,
+            operand.scan_blocks,
+            operand.pack_blocks,
+            int(not operand.along_k),
+            int(operand.vectors),
+            operand.warps,
+            operand.chunk,
+        )
+        scan_blocks += operand.scan_blocks
+        pack_blocks += operand.pack_blocks
+    return block.ljust(PACK_ARGS_BYTES, b"\0"), scan_blocks, pack_blocks
+
+
+def packed_operands_argument(
+    operands: tuple[UnpackedOperand, UnpackedOperand],
+    addresses: tuple[PackedAddresses, PackedAddresses],
+    flag: int,
+) -> bytes:
+    """The bytes of PackedOperands; ``flag`` is the address of the flag, behind which the ticket lies."""
+    (a, b), (at_a, at_b) = operands, addresses
+    return _OPERANDS.pack(
+        at_a.shifts,
+        at_a.guards,
+        at_b.shifts,
+        at_b.guards,
+        flag,
+        flag + 4,
+        *_item_steps(a),
+        *_item_steps(b),
+        a.intervals,
+    )
+
+
+def _item_steps(operand: UnpackedOperand) -> tuple[int, int, int]:
+    """Packed items from one index of a batch axis to the next; 0 along an axis where the operand repeats."""
+    outer, middle, inner = operand.extents
+    return (
+        middle * inner if outer > 1 else 0,
+        inner if middle > 1 else 0,
+        1 if inner > 1 else 0,
+    )

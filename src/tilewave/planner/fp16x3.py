@@ -1,0 +1,133 @@
+"""Plans for precision ``fp16x3``: tiles, blocks, and whether ``ieee`` is predicted to be faster.
+
+The constants are theory: nothing of tilewave's own in this mode has been measured yet. They come from a
+study of another kernel of the same design on an H200, named at each.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from tilewave.device.spec import DeviceSpec
+from tilewave.errors import UsageError
+from tilewave.kernels import fp16x3
+from tilewave.kernels.instances import Instance
+from tilewave.planner.gemm.costs import costs_for
+from tilewave.planner.gemm.estimate import Traffic
+from tilewave.planner.gemm.options import PlanOptions
+from tilewave.planner.gemm.records import GemmEstimate, GemmPlan
+from tilewave.planner.gemm.select import plan_gemm
+from tilewave.planner.schedules import DATA_PARALLEL, Decomposition, Raster
+from tilewave.problem import GemmProblem, Precision
+
+COMPUTE_CAPABILITY = (9, 0)
+"""The kernels are made of what only Hopper has."""
+
+PRODUCTS = 3
+"""Products of FP16 that make one of float32: low * high, high * low, high * high."""
+
+FP16_TFLOPS_PER_SM = 5.25
+"""Study: a tile of 256 x 128 took 0.0375 us for each element of K on an H200 at its power limit, from 2048 to
+8192: FP16 TFLOP/s of an SM while the whole GPU is busy."""
+
+CLOCK_MHZ = 1980
+"""The clock of the H200's record: other records' rates are taken to scale with theirs."""
+
+SMALL_TILE_SHARE = 0.8
+"""Assumed: what the smaller tile, which reads a third more from L2 for a multiplication, keeps of that."""
+
+PACKING_GB_S_SHARE = 0.69
+"""Study: the share of an H200's 4.8 TB/s at which operands of 4096 x 4096 were packed, 3.3 TB/s."""
+
+TILE_US = 1.0
+"""Assumed: filling the pipeline and storing a tile, as far as it is not hidden behind products."""
+
+LAUNCH_US = 1.5
+"""Assumed: each launch beyond the first, begun early."""
+
+
+_DEFAULT = PlanOptions()
+
+
+def plan_fp16x3(problem: GemmProblem, spec: DeviceSpec, options: PlanOptions = _DEFAULT) -> GemmPlan:
+    """The plan of a problem whose arithmetic is asked to be ``fp16x3``.
+
+    Where the planner predicts that ``ieee`` is faster, or the mode does not apply (no product, more rows
+    than an index holds), it is the plan of ``ieee``, whose notes say so; ``plan.instance.family`` tells.
+    With ``batch_invariant`` speed does not decide, because it depends on m. Raises ``UsageError`` on a GPU
+    that is no Hopper, for K of 2^24 and more, and for options that contradict each other.
+    """
+    if spec.compute_capability != COMPUTE_CAPABILITY:
+        capability = "{}.{}".format(*spec.compute_capability)
+        raise UsageError(
+            f"precision 'fp16x3' needs a GPU of compute capability 9.0 (Hopper); {spec.name} has "
+            f"{capability}. Accepted there is 'ieee'"
+        )
+    if problem.k >= fp16x3.K_LIMIT:
+        raise UsageError(f"K is {problem.k}; accepted by precision 'fp16x3' is less than 2^24")
+    plain = plan_gemm(replace(problem, precision=Precision.IEEE), spec, options)
+    reason = fp16x3.refusal(plain.problem)
+    if plain.blocks == 0:
+        return plain
+    if reason is None:
+        found = min(
+            (plan_on(plain.problem, instance, spec, plain.sms) for instance in fp16x3.MAIN_INSTANCES),
+            key=lambda plan: plan.estimate.total,
+        )
+        limited = f"{found.workspace_bytes:,} bytes of workspace are needed"
+        if options.schedule is not None and options.wanted[0] is not DATA_PARALLEL.kind:
+            reason = f"schedule {options.schedule!s} was asked for, and the mode's tiles are not cut"
+        elif found.workspace_bytes > options.workspace_limit and options != PlanOptions():
+            reason = limited
+        elif plain.estimate.total < found.estimate.total and not options.batch_invariant:
+            reason = (
+                f"'ieee' is predicted to be faster, {plain.estimate.total:.4g} us against "
+                f"{found.estimate.total:.4g} us (theory, not measured)"
+            )
+        else:
+            return found
+    return replace(plain, notes=(*plain.notes, f"fp16x3 was asked for and ieee runs: {reason}"))
+
+
+def plan_on(problem: GemmProblem, instance: Instance, spec: DeviceSpec, sms: int) -> GemmPlan:
+    """The plan on one of the main kernels, on ``sms`` SMs, a block each, which walk through tiles."""
+    tiles_m, tiles_n, _ = instance.tiles(problem)
+    tiles = tiles_m * tiles_n * problem.batches
+    # What runs at once covers a patch that is close to square, so that it reads little from L2.
+    band = min(tiles_m, max(1, round(math.sqrt(min(sms, tiles_m * tiles_n) * instance.bn / instance.bm))))
+    return GemmPlan(
+        problem=replace(problem, precision=Precision.FP16X3),
+        device=spec.name,
+        sms=sms,
+        instance=instance,
+        schedule=DATA_PARALLEL,
+        cut=Decomposition(tiles, problem.k, max(1, problem.k), 0, 1, min(sms, tiles)),
+        raster=Raster(tiles_m, tiles_n, band),
+        estimate=_estimate(problem, instance, spec, sms),
+        considered=(),
+        notes=(
+            "precision fp16x3: operands are scaled and split in fp16 pairs, three products on tensor cores "
+            f"are summed in float32 every {fp16x3.INTERVAL} of K, and elements beyond the mode's range are "
+            "recomputed",
+            "the prediction is theory: this mode's kernels have not been measured",
+        ),
+        mode_workspace=(fp16x3.workspace_bytes(problem), fp16x3.FLAG_BYTES),
+    )
+
+
+def _estimate(problem: GemmProblem, instance: Instance, spec: DeviceSpec, sms: int) -> GemmEstimate:
+    """Packing, then rounds of tiles on the busiest SM; nothing of the one hides behind the other."""
+    a, b = fp16x3.operands_of(problem)
+    share = 1.0 if instance is fp16x3.LARGE else SMALL_TILE_SHARE
+    rate = FP16_TFLOPS_PER_SM * 1e6 * share * spec.clock_mhz / CLOCK_MHZ
+    tile = 2 * PRODUCTS * instance.bm * instance.bn * a.intervals * fp16x3.INTERVAL / rate
+    tiles_m, tiles_n, _ = instance.tiles(problem)
+    rounds = -(-tiles_m * tiles_n * problem.batches // sms)
+    compute = rounds * (tile + TILE_US * instance.bm / fp16x3.LARGE.bm)
+    moved = sum(one.packed_rows * (4 * one.k * (1 if one.along_k else 2) + one.row_bytes) for one in (a, b))
+    packing = moved / (spec.bandwidth_gb_s * 1e3 * PACKING_GB_S_SHARE)
+    memory = packing + Traffic.of(problem).outputs / (spec.bandwidth_gb_s * 1e3)
+    launches = 3 + any(one.pack_blocks for one in (a, b))
+    launch = costs_for(spec.name).launch.value + (launches - 1) * LAUNCH_US
+    return GemmEstimate(launch + memory + compute, compute, memory, 0.0, launch)

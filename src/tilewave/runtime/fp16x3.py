@@ -1,0 +1,220 @@
+"""Products in precision ``fp16x3`` on a GPU: packed and multiplied in one stream, and waited for nowhere."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections import OrderedDict
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from tilewave.device.driver import bindings
+from tilewave.errors import CaptureError
+from tilewave.kernels import fp16x3
+from tilewave.kernels.arguments import Pointers
+from tilewave.kernels.build import compile_instance
+from tilewave.kernels.instances import Instance
+from tilewave.planner.fp16x3 import plan_fp16x3
+from tilewave.planner.gemm.records import GemmPlan
+from tilewave.problem import GemmProblem
+from tilewave.runtime import driver
+from tilewave.runtime.execute import launch_plan, workspace_of_plan
+from tilewave.runtime.fp16x3_steps import Step, steps
+from tilewave.runtime.kernels import GpuState, gpu_state, is_capturing
+from tilewave.runtime.loop_launcher import load_kernel
+from tilewave.runtime.tensor_maps import encode_for_driver
+from tilewave.runtime.workspace import workspace_pool
+
+if TYPE_CHECKING:
+    from tilewave.planner.gemm.options import PlanOptions
+
+_KEPT_PLANS = 1024
+_KEPT_PRODUCTS = 64
+"""Launches of products that are kept packed, by everything that they depend on."""
+
+
+class Launch:
+    """A step with its arguments where the driver reads them."""
+
+    def __init__(self, step: Step, handle: Any) -> None:
+        self._handle = handle
+        self._step = step
+        self._blocks = [ctypes.create_string_buffer(one, len(one)) for one in step.arguments]
+        self._parameters = (ctypes.c_void_p * len(self._blocks))(*map(ctypes.addressof, self._blocks))
+        self._config: Any = None
+        if step.early:
+            cuda = bindings()
+            attribute = cuda.CUlaunchAttribute()
+            attribute.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            config = self._config = cuda.CUlaunchConfig()
+            config.gridDimX, config.gridDimY, config.gridDimZ = step.blocks, 1, 1
+            config.blockDimX, config.blockDimY, config.blockDimZ = step.instance.threads, 1, 1
+            config.sharedMemBytes = step.instance.shared_bytes
+            config.attrs, config.numAttrs = [attribute], 1
+
+    def submit(self, stream: int) -> None:
+        """Launch on a stream."""
+        parameters = ctypes.addressof(self._parameters)
+        if self._config is not None:
+            self._config.hStream = stream
+            driver._call("cuLaunchKernelEx", self._config, self._handle, parameters, 0)
+            return
+        step = self._step
+        shape = (step.blocks, 1, 1, step.instance.threads, 1, 1, step.instance.shared_bytes)
+        driver._call("cuLaunchKernel", self._handle, *shape, stream, parameters, 0)
+
+
+class ModeState:
+    """What this mode keeps for one GPU: kernels, plans, and the launches of late products."""
+
+    def __init__(self, state: GpuState) -> None:
+        self.state = state
+        self._lock = threading.Lock()
+        self._kernels: dict[str, Any] = {}
+        self._libraries: list[Any] = []
+        self._plans: OrderedDict[tuple[GemmProblem, PlanOptions], GemmPlan] = OrderedDict()
+        self._launches: OrderedDict[Any, list[Launch]] = OrderedDict()
+
+    def kernel(self, instance: Instance, stream: int) -> Any:
+        """The handle to launch a kernel of the mode by; loaded at its first use, outside any capture."""
+        handle = self._kernels.get(instance.name)
+        if handle is not None:
+            return handle
+        if is_capturing(stream):
+            raise CaptureError(
+                f"{instance} would have to be loaded while the stream is captured into a graph: run this "
+                "product once before the capture begins"
+            )
+        program, kernel = compile_instance(instance, fp16x3.ARCHITECTURE)
+        with self._lock, self.state.context():
+            if instance.name not in self._kernels:
+                library, handle = load_kernel(program.cubin, kernel, instance, self.state.handle)
+                self._libraries.append(library)
+                self._kernels[instance.name] = handle
+            return self._kernels[instance.name]
+
+    def plan(self, problem: GemmProblem, options: PlanOptions) -> GemmPlan:
+        """The plan of a problem, from those kept if it is there."""
+        key = (problem, options)
+        with self._lock:
+            plan = self._plans.get(key)
+        if plan is None:
+            plan = plan_fp16x3(problem, self.state.spec, options)
+        self._keep(self._plans, key, plan, _KEPT_PLANS)
+        return plan
+
+    def launches(
+        self,
+        plan: GemmPlan,
+        pointers: Pointers,
+        scalars: tuple[float, float],
+        workspace: tuple[int, int],
+        kept: tuple[int | None, int | None],
+        stream: int,
+    ) -> list[Launch]:
+        """The launches of a product, whose workspace are the addresses of flags and of memory."""
+        # Scalars by their bits' spelling: 0.0 and -0.0 are equal keys otherwise.
+        key = (
+            plan.problem,
+            plan.instance.name,
+            plan.cut,
+            pointers,
+            tuple(map(float.hex, scalars)),
+            workspace,
+            kept,
+        )
+        with self._lock:
+            found = self._launches.get(key)
+        if found is None:
+            flags, memory = workspace
+            found = [
+                Launch(step, self.kernel(step.instance, stream))
+                for step in steps(
+                    plan,
+                    pointers,
+                    *scalars,
+                    flags=flags,
+                    memory=memory,
+                    encode=encode_for_driver,
+                    kept_a=kept[0],
+                    kept_b=kept[1],
+                )
+            ]
+        self._keep(self._launches, key, found, _KEPT_PRODUCTS)
+        return found
+
+    def _keep(self, cache: OrderedDict[Any, Any], key: Any, value: Any, most: int) -> None:
+        with self._lock:
+            cache[key] = value
+            cache.move_to_end(key)
+            if len(cache) > most:
+                cache.popitem(last=False)
+
+
+def run(
+    problem: GemmProblem,
+    pointers: Pointers,
+    alpha: float,
+    beta: float,
+    *,
+    device: int,
+    stream: int,
+    options: PlanOptions,
+    workspace: tuple[int, int] | None = None,
+) -> GemmPlan:
+    """Plan a problem for GPU ``device`` and submit it to ``stream``; nothing waits for it.
+
+    As `runtime.execute.run`; the plan tells whether ``fp16x3`` ran or ``ieee``, and why.
+    """
+    plan = mode_state(device).plan(problem, options)
+    if plan.instance.family == fp16x3.FAMILY:
+        launch_fp16x3(plan, pointers, alpha, beta, device=device, stream=stream, workspace=workspace)
+    else:
+        launch_plan(plan, pointers, alpha, beta, device=device, stream=stream, workspace=workspace)
+    return plan
+
+
+def launch_fp16x3(
+    plan: GemmPlan,
+    pointers: Pointers,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    *,
+    device: int,
+    stream: int,
+    workspace: tuple[int, int] | None = None,
+    kept: tuple[int | None, int | None] = (None, None),
+) -> None:
+    """Submit a plan of the mode to a stream; ``kept`` are the addresses of operands packed ahead."""
+    mode = mode_state(device)
+    kept_a, kept_b = (address is not None for address in kept)
+    if kept_a or kept_b:
+        memory = fp16x3.workspace_bytes(plan.problem, kept_a, kept_b)
+        plan = replace(plan, mode_workspace=(memory, fp16x3.FLAG_BYTES))
+    with mode.state.context():
+        flags_and_memory = workspace_of_plan(plan, device, stream, workspace)
+        for launch in mode.launches(plan, pointers, (alpha, beta), flags_and_memory, kept, stream):
+            launch.submit(stream)
+
+
+def prepare_fp16x3(plan: GemmPlan, *, device: int, branches: int = 1) -> None:
+    """Load the kernels of a plan of the mode and set workspace aside, so that it can be captured."""
+    mode = mode_state(device)
+    with mode.state.context():
+        for instance in (plan.instance, fp16x3.SCAN, fp16x3.PACK, fp16x3.RECOMPUTE):
+            mode.kernel(instance, 0)
+        workspace_pool(mode.state).reserve(plan.ticket_bytes, plan.partial_bytes, branches)
+
+
+_modes: dict[int, ModeState] = {}
+_modes_lock = threading.Lock()
+
+
+def mode_state(device: int) -> ModeState:
+    """The mode's state on GPU ``device``."""
+    with _modes_lock:
+        mode = _modes.get(device)
+        if mode is None:
+            mode = _modes[device] = ModeState(gpu_state(device))
+        return mode

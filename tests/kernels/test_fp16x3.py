@@ -1,0 +1,212 @@
+"""The kernels of precision fp16x3 in the emulator: operands and products with the bits of the model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from products import F32, LAYOUTS, Floats, Generator, Product, activated, chain, make_product
+
+from tilewave.device import get_spec
+from tilewave.emulator import Memory
+from tilewave.emulator.fma import canonical_nan, fma
+from tilewave.kernels import fp16x3
+from tilewave.kernels.instances import Instance
+from tilewave.planner.fp16x3 import plan_on
+from tilewave.precision import fp16x3 as model
+from tilewave.problem import Activation
+from tilewave.runtime.emulated import place
+from tilewave.runtime.fp16x3_emulated import emulate_fp16x3, pack
+
+H200 = get_spec("H200")
+KINDS = ("normal", "wide rows", "wide elements", "special", "tiny", "huge")
+ORDERS = ("rows", "columns", "wide", "wide columns", "padded", "padded columns", "strided", "reversed")
+
+
+def draw(rng: Generator, kind: str, shape: tuple[int, ...]) -> Floats:
+    """Data (..., rows, K) that exercise a part of the definition."""
+    x = rng.standard_normal(shape).astype(F32)
+    powers: NDArray[Any] = np.zeros(shape, np.int64)
+    match kind:
+        case "wide rows":
+            powers = rng.integers(-140, 120, (*shape[:-1], 1))
+        case "wide elements":
+            powers = rng.integers(-40, 20, shape)
+        case "tiny":
+            powers = rng.integers(-149, -120, shape)
+        case "huge":
+            powers = rng.integers(90, 125, shape)
+    x = np.ldexp(x, powers).astype(F32)
+    if kind == "special":
+        x[rng.random(shape) < 0.02] = 0
+        x[rng.random(shape) < 1 / (4 * shape[-1])] = rng.choice([np.inf, -np.inf, np.nan])
+        x[..., rng.integers(shape[-2]), :] = 0
+    return x
+
+
+def in_order(x: Floats, order: str) -> Floats:
+    """``x`` (..., rows, K) laid out as `products.lay_out` names it."""
+    from products import lay_out
+
+    return lay_out(x, order)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_packed_operands_are_the_models(order: str, rng: Generator) -> None:
+    for kind in KINDS:
+        batch = tuple(map(int, rng.integers(1, 4, rng.integers(3))))
+        rows, k = int(rng.integers(1, 150)), int(rng.integers(1, 600))
+        x = draw(rng, kind, (*batch, rows, k))
+        array, memory = in_order(x, order), Memory()
+        placed = place(memory, array, "x", misalignment := int(rng.integers(4)) if order != "wide" else 0)
+        strides = [stride // 4 for stride in array.strides]
+        address = placed.address
+        alignment = next(n for n in (16, 8, 4) if address % n == 0)
+        operand = fp16x3.unpacked_operand(rows, k, *strides[-2:], strides[:-2], batch, alignment)
+        buffer, _ = pack(operand, address, memory, detect_races=True)
+        raw = memory.get(buffer)
+        packed_rows, split = operand.packed_rows, model.split_rows(x)
+        halves = raw[: packed_rows * operand.row_bytes].view(np.uint16).reshape(packed_rows, -1, 2, 32)
+        where = f"{kind} {batch} {rows} x {k}, misaligned by {misalignment}"
+        for half, expected in enumerate((split.hi, split.lo)):
+            wanted = np.zeros((packed_rows, operand.intervals * fp16x3.INTERVAL), np.uint16)
+            wanted[:, :k] = expected.view(np.uint16).reshape(packed_rows, k)
+            assert np.array_equal(halves[:, :, half].reshape(packed_rows, -1), wanted), where
+        for offset, expected in ((operand.shifts_offset, split.shift), (operand.guards_offset, split.guard)):
+            found = raw[offset : offset + 4 * packed_rows].view(np.int32)
+            assert np.array_equal(found, expected.ravel()), where
+
+
+def run(product: Product, instance: Instance, *, sms: int = 2, kept: str = "", **options: Any) -> bool:
+    """Run a product in place; whether any element was recomputed."""
+    return emulate_fp16x3(
+        plan_on(product.problem, instance, H200, sms),
+        product.operands,
+        alpha=product.alpha,
+        beta=product.beta,
+        misalignment=product.misalignment,
+        kept=kept,
+        exact_fma=True,
+        **options,
+    )
+
+
+def check(product: Product) -> int:
+    """All bits are those of the model and the epilogue; how many elements must be recomputed."""
+    a, b = (np.ascontiguousarray(product.operands[name]) for name in "ab")
+    rows, columns = model.split_rows(a), model.split_rows(b.swapaxes(-1, -2))
+    total = model.unscale(model.sum_products(rows, columns), rows.shift, columns.shift)
+    recomputed = model.must_recompute(rows.guard, columns.guard, a.shape[-1])
+    with np.errstate(all="ignore"):
+        total = np.ascontiguousarray(np.where(recomputed, chain(a, b), total))
+        value = F32(product.alpha) * total
+        if product.beta != 0:
+            value = fma(np.full_like(total, product.beta), np.ascontiguousarray(product.operands["c"]), value)
+        if "bias" in product.operands:
+            value = value + product.operands["bias"]
+        canonical_nan(value)
+    if "preactivation" in product.operands:
+        same_bits(product.operands["preactivation"], value)
+    if product.problem.activation in (Activation.NONE, Activation.RELU):
+        same_bits(product.out, activated(product.problem.activation, value))
+    else:
+        wide = activated(product.problem.activation, value.astype(np.float64))
+        np.testing.assert_allclose(product.out, wide, rtol=2e-6, atol=2e-6)
+    return int(recomputed.sum())
+
+
+def same_bits(found: Floats, expected: Floats) -> None:
+    found, expected = np.ascontiguousarray(found), np.ascontiguousarray(expected)
+    different = np.argwhere(found.view(np.uint32) != expected.view(np.uint32))
+    assert not len(different), f"{len(different)} of {found.size} elements differ, first {different[0]}"
+
+
+def test_a_ragged_product_on_large_tiles(rng: Generator) -> None:
+    product = make_product(rng, 260, 132, 70, misalignment=1)
+    assert not run(product, fp16x3.LARGE, order=int(rng.integers(1 << 30)))
+    assert check(product) == 0
+
+
+def test_a_batch_on_small_tiles_with_all_of_the_epilogue(rng: Generator) -> None:
+    product = make_product(
+        rng,
+        70,
+        30,
+        65,
+        (2, 2),
+        layouts=("one item", "wide columns", "padded"),
+        alpha=1.5,
+        beta=-0.5,
+        bias="column",
+        activation=Activation.RELU,
+        preactivation=True,
+    )
+    a, b = product.operands["a"], product.operands["b"]
+    # Results over all of float32, subnormals and beyond: each must be rounded once.
+    product.operands["a"] = np.broadcast_to(np.ldexp(a[0, 0], rng.integers(-120, 120, (70, 1))), a.shape)
+    b[...] = np.ldexp(b, rng.integers(-90, 90, (30,)))
+    assert not run(product, fp16x3.SMALL, order=int(rng.integers(1 << 30)))
+    assert check(product) == 0
+
+
+def test_what_the_split_cannot_hold_is_recomputed(rng: Generator) -> None:
+    product = make_product(rng, 80, 150, 40, layouts=("rows", "columns", "wide"), beta=2.0)
+    a, b = product.operands["a"], product.operands["b"]
+    # Row i has i small elements (from 40 on they are all alike, and none is) and b has none: the rule's
+    # threshold lies between two rows.
+    a[...] = rng.uniform(1, 2, a.shape) * np.where(np.arange(40) < np.arange(80)[:, None], 2.0**-30, 1)
+    b[...] = rng.uniform(1, 2, b.shape)
+    rows = model.split_rows(a).guard
+    few, many = (model.must_recompute(rows[i : i + 1], np.int32([80]), 40) for i in (8, 9))
+    assert (few, many) == (False, True)
+    a[70, rng.integers(40)] = rng.choice([np.inf, -np.inf, np.nan])
+    b[rng.integers(40), rng.integers(150)] = rng.choice([np.inf, -np.inf, np.nan])
+    a[rng.integers(8)] = 0
+    assert run(product, fp16x3.SMALL)
+    assert check(product) == (31 + 1) * 150 + (80 - 32)  # rows 9 to 39 and 70, and of the others a column
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("instance", fp16x3.MAIN_INSTANCES, ids=str)
+@pytest.mark.parametrize("case", range(6))
+def test_any_product(case: int, instance: Instance, rng: Generator) -> None:
+    batch = tuple(map(int, rng.integers(1, 3, rng.integers(3))))
+    beta, bias = float(rng.choice([0, 0.75])), rng.choice([None, "row", "column", "full"])
+    out = str(rng.choice([layout for layout in LAYOUTS if layout not in ("repeated", "one item")]))
+    product = make_product(
+        rng,
+        *(int(size) for size in rng.integers(1, (280, 140, 200))),
+        batch,
+        layouts=(str(rng.choice(LAYOUTS)), str(rng.choice(LAYOUTS)), out),
+        alpha=float(rng.choice([1, -0.7])),
+        beta=beta,
+        bias=None if bias is None else str(bias),
+        activation=Activation(int(rng.integers(5))),
+        preactivation=bool(rng.integers(2)),
+        misalignment=int(rng.integers(4)),
+    )
+    kept = str(rng.choice(["", "a", "b", "ab"]))
+    run(product, instance, sms=int(rng.integers(1, 4)), kept=kept, order=int(rng.integers(1 << 30)))
+    check(product)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_data_of_every_kind(kind: str, rng: Generator) -> None:
+    m, n, k = (int(size) for size in rng.integers(1, (150, 140, 200)))
+    product = make_product(rng, m, n, k)
+    product.operands["a"][...] = draw(rng, kind, (m, k))
+    product.operands["b"][...] = draw(rng, str(rng.choice(KINDS)), (n, k)).T
+    recomputed = run(product, fp16x3.SMALL)
+    assert (check(product) > 0) == recomputed
+
+
+def test_packed_rows_and_tiles_beyond_an_index_are_refused() -> None:
+    product = make_product(np.random.default_rng(0), 1, 1, 1)
+    assert fp16x3.refusal(product.problem) is None
+    assert "32-bit" in str(fp16x3.refusal(replace(product.problem, m=1 << 31)))
+    assert "2^24" in str(fp16x3.refusal(replace(product.problem, k=1 << 24)))
+    assert "no product" in str(fp16x3.refusal(replace(product.problem, product=False)))

@@ -1,0 +1,79 @@
+"""Plans of precision fp16x3: which kernel, when ieee runs instead, what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+import tilewave
+from tilewave.device import get_spec, spec_names
+from tilewave.errors import UsageError
+from tilewave.kernels import fp16x3
+from tilewave.planner.fp16x3 import COMPUTE_CAPABILITY, plan_on
+
+H200 = get_spec("H200")
+
+
+def plan(*sizes: int, device: str = "H200", **options: object) -> tilewave.GemmPlan:
+    return tilewave.plan(*sizes, device=device, precision="fp16x3", **options)  # type: ignore[arg-type]
+
+
+def test_large_products_run_on_tensor_cores_and_small_ones_as_ieee() -> None:
+    for n in (2048, 4096, 8192, 16384):
+        found = plan(n, n, n)
+        assert found.instance is fp16x3.LARGE
+        assert found.problem.precision == "fp16x3"
+        assert found.estimate.total < tilewave.plan(n, n, n, device="H200").estimate.total / 2
+        assert found.blocks == min(132, (n // 256) * (n // 128))
+    for sizes in ((64, 64, 64), (1, 4096, 4096), (4096, 1, 4096), (512, 512, 8)):
+        found = plan(*sizes)
+        assert found.instance.family != fp16x3.FAMILY
+        assert found.problem.precision == "ieee"
+        assert any("'ieee' is predicted to be faster" in note for note in found.notes)
+
+
+def test_rows_do_not_change_the_kernel_where_bits_must_not_depend_on_them() -> None:
+    for m in (1, 64, 4096):
+        assert plan(m, 512, 512, batch_invariant=True).instance.family == fp16x3.FAMILY
+
+
+def test_the_smaller_tile_runs_where_the_larger_one_would_leave_sms_idle() -> None:
+    assert plan(1024, 1024, 4096).instance is fp16x3.SMALL
+
+
+def test_the_workspace_holds_both_operands_packed_and_no_more_than_that_much_again() -> None:
+    found = plan(4096, 2048, 1000)
+    packed = 4 * 1024 * (4096 + 2048)
+    assert packed < found.partial_bytes < 1.2 * packed
+    assert found.ticket_bytes == fp16x3.FLAG_BYTES
+    kept = fp16x3.workspace_bytes(found.problem, kept_a=True, kept_b=True)
+    assert kept < 1024
+
+
+def test_other_gpus_are_refused() -> None:
+    others = [name for name in spec_names() if get_spec(name).compute_capability != COMPUTE_CAPABILITY]
+    assert "A100" in others
+    for name in others:
+        with pytest.raises(UsageError, match=rf"needs a GPU of compute capability 9\.0.*{name}.*'ieee'"):
+            plan(4096, 4096, 4096, device=name)
+
+
+def test_what_the_mode_does_not_offer_says_so() -> None:
+    with pytest.raises(UsageError, match=r"K is 16777216; accepted by precision 'fp16x3' is less than 2\^24"):
+        plan(1, 1, 1 << 24)
+    assert "tiles are not cut" in plan(4096, 4096, 4096, schedule="split_k:2").notes[-1]
+    assert plan(4096, 4096, 4096, schedule="data_parallel").instance is fp16x3.LARGE
+    assert plan(0, 8, 8).blocks == 0
+    assert plan(8, 8, 0).problem.precision == "ieee"
+
+
+def test_shared_memory_of_the_main_kernels_fits_an_sm() -> None:
+    problem = tilewave.plan(4096, 4096, 4096, device="H200").problem
+    for instance in fp16x3.MAIN_INSTANCES:
+        assert instance.shared_bytes <= H200.shared_per_block
+        assert plan_on(problem, instance, H200, 7).blocks == 7
+
+
+def test_a_plan_explains_itself() -> None:
+    text = tilewave.explain(plan(4096, 4096, 4096))
+    assert "fp16" in text
+    assert "not been measured" in text
