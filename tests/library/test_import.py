@@ -19,6 +19,8 @@ heavy = {"numpy", "cuda", "torch", "cupy", "jax", "rich", "typer", "matplotlib"}
 listed = set(dir(tilewave))
 tilewave.matmul
 late = {"cuda", "torch", "cupy", "jax", "rich", "matplotlib"} & set(sys.modules)
+idle = ("emulator", "lab", "bench", "planner.records", "planner.select", "planner.gemm.explain")
+late |= {name for name in sys.modules if name.startswith(tuple(f"tilewave.{part}" for part in idle))}
 print(seconds, sorted(heavy), {"matmul", "gemm"} <= listed, sorted(late))
 """
 

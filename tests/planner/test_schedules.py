@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilewave.errors import UsageError
-from tilewave.planner.cost import moved_pieces
+from tilewave.planner.combining import moved_pieces
 from tilewave.planner.schedules import (
     DATA_PARALLEL,
     INT64_MAX,
@@ -19,6 +20,7 @@ from tilewave.planner.schedules import (
     Schedule,
     ScheduleKind,
     WorkItem,
+    behind_whole_waves,
     decompose,
     even_begin,
     even_owner,
@@ -45,7 +47,10 @@ def bound_schedules(draw: st.DrawFn) -> tuple[Decomposition, Schedule, int, int]
     depth = draw(st.sampled_from([1, 2, 8, 16, 32, 33]))
     sms = draw(st.one_of(st.integers(1, 8), st.integers(1, 150)))
     least = draw(st.integers(1, 5))
-    return decompose(tiles, k, depth, schedule, sms, least), schedule, sms, least
+    cut = decompose(tiles, k, depth, schedule, sms, least)
+    if schedule is STREAM_K_WALK and draw(st.booleans()):
+        cut = behind_whole_waves(cut)
+    return cut, schedule, sms, least
 
 
 def by_tile(cut: Decomposition) -> dict[int, list[WorkItem]]:
@@ -144,6 +149,19 @@ def test_busiest_sm_equals_a_count_over_all_blocks(bound: tuple[Decomposition, S
         assert moved_pieces(cut, sms) >= moved
     else:
         assert moved_pieces(cut, sms) == moved
+
+
+def test_a_walk_behind_whole_waves() -> None:
+    """Five waves and a bit: four are whole, the rest is shared; without two waves nothing is whole."""
+    walk = decompose(5 * 132 + 60, 4096, 8, STREAM_K_WALK, 132)
+    cut = behind_whole_waves(walk)
+    assert (cut.whole_tiles, cut.walkers, cut.blocks) == (4 * 132, 132, 5 * 132)
+    assert cut.busiest_slices(132) == walk.busiest_slices(132) == -(-(5 * 132 + 60) * 512 // 132)
+    for tiles in (0, 1, 100, 132, 263):
+        walk = decompose(tiles, 4096, 8, STREAM_K_WALK, 132)
+        assert behind_whole_waves(walk) == walk
+    plain = decompose(1000, 4096, 8, DATA_PARALLEL, 132)
+    assert behind_whole_waves(replace(plain, whole_tiles=0)).whole_tiles == 0
 
 
 @given(bound_schedules())
