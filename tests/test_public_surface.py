@@ -16,7 +16,7 @@ import tilewave
 from tilewave.errors import OperandTypeError, TilewaveError, UsageError
 
 F = np.float32
-NAMES = ["check", "explain", "gemm", "grouped_gemm", "matmul", "plan", "plan_for", "prepare", "record"]
+NAMES = ["check", "explain", "gemm", "grouped_gemm", "matmul", "plan", "plan_for", "plan_grouped", "prepare", "record"]
 FRAMEWORKS = (
     "numpy",
     "cuda",

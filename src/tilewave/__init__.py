@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tilewave.api import grouped_gemm as grouped_gemm
     from tilewave.api import matmul as matmul
     from tilewave.checking import check as check
+    from tilewave.group_planning import plan_grouped as plan_grouped
     from tilewave.planning import explain as explain
     from tilewave.planning import plan as plan
     from tilewave.planning import plan_for as plan_for
@@ -31,6 +32,7 @@ _HOMES = {
     "matmul": "tilewave.api",
     "plan": "tilewave.planning",
     "plan_for": "tilewave.planning",
+    "plan_grouped": "tilewave.group_planning",
     "prepare": "tilewave.planning",
     "record": "tilewave.recording",
 }

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from inspect import signature
+from contextlib import nullcontext
+from functools import cache
+from inspect import Parameter, signature
 from typing import Any
 
 from tilewave import recording, warm
 from tilewave.call import GemmCall, collect
 from tilewave.errors import TilewaveError, UsageError
+from tilewave.group import Member, check_apart, check_member, run_members
 from tilewave.host import gpu_for_host_operands, run_on_host
 from tilewave.on_device import run_on_device
 from tilewave.planner.gemm.options import PlanOptions
 from tilewave.problem import Activation, Precision
-from tilewave.tensors import front_for
+from tilewave.tensors import as_arrays, front_for
 
 _DEFAULT = PlanOptions()
 _IEEE = Precision.IEEE
@@ -160,23 +163,54 @@ def _hashable(settings: tuple[Any, ...]) -> bool:
 
 
 def grouped_gemm(problems: Iterable[Any], **common: Any) -> list[Any]:
-    """Products of differing sizes, one after another: a list of what `gemm` returns for each.
+    """Products of differing sizes in one launch: a list of what `gemm` returns for each.
 
     Each of ``problems`` is a pair (a, b), a triple (a, b, c), or a mapping of arguments of `gemm`, with the
-    shapes that `gemm` takes; ``common`` are arguments for all of them. All are checked before the first one
-    runs, so that a bad one leaves everything unwritten. Empty problems are allowed. Each product is
-    planned and launched by itself; work on one GPU is in one stream.
+    shapes that `gemm` takes; ``common`` are arguments for all of them. Layouts, scalars and epilogues may
+    differ, and problems may be empty. On a GPU one launch computes all problems that go to one stream with
+    the same options; `plan_grouped` tells how. A problem whose tiles are not cut along K has the bits of
+    ``gemm(..., batch_invariant=True)``, and ``batch_invariant`` forbids cuts. ``schedule`` may be
+    "data_parallel" or "split_k".
+
+    Problems are computed side by side: none may read or write what another one writes. All are checked before
+    the first one runs, so that a bad one leaves everything unwritten.
 
     Raises as `gemm` does, with the place of the bad problem in front, counted from 0.
     """
-    prepared = []
+    members, fronts = collect_members(problems, common)
+    results = {place: gemm(**arguments) for place, arguments in fronts.items()}
+    rest = [place for place in range(len(members)) if place not in fronts]
+    if recording.ACTIVE:
+        for place in rest:
+            recording.note(members[place].call)
+    found = run_members([members[place] for place in rest], lambda member: _computed(*member))
+    results.update(zip(rest, found, strict=True))
+    return [results[place] for place in range(len(members))]
+
+
+def collect_members(
+    problems: Iterable[Any], common: Mapping[str, Any]
+) -> tuple[list[Member], dict[int, dict[str, Any]]]:
+    """The members of a group, checked one by one and against each other.
+
+    Beside them, by place, the arguments of those that PyTorch must see one at a time, for their gradients or
+    the like.
+    """
+    members: list[Member] = []
+    fronts: dict[int, dict[str, Any]] = {}
     for place, problem in enumerate(problems):
         try:
-            prepared.append(_collected(**_arguments(problem, common)))
+            arguments = _arguments(problem, common)
+            if front_for(*(arguments.get(name) for name in ("a", "b", "c", "bias", "out"))) is not None:
+                fronts[place] = arguments
+            with as_arrays() if place in fronts else nullcontext():
+                members.append(Member(*_collected(**arguments)))
+            check_member(members[-1])
         except TilewaveError as error:
             error.args = (f"problem {place}: {error}", *error.args[1:])
             raise
-    return [_execute(*one) for one in prepared]
+    check_apart([member.call for member in members])
+    return members, fronts
 
 
 def _arguments(problem: Any, common: Mapping[str, Any]) -> dict[str, Any]:
@@ -190,7 +224,7 @@ def _arguments(problem: Any, common: Mapping[str, Any]) -> dict[str, Any]:
             f"this is a {type(problem).__name__}; accepted are (a, b), (a, b, c) or a mapping of gemm's "
             "arguments"
         )
-    known = signature(gemm).parameters
+    known = _known_arguments()
     unknown = [name for name in (*own, *common) if name not in known]
     if unknown:
         raise UsageError(f"gemm has no argument {unknown[0]!r}; accepted are {', '.join(known)}")
@@ -201,6 +235,11 @@ def _arguments(problem: Any, common: Mapping[str, Any]) -> dict[str, Any]:
     if twice:
         raise UsageError(f"{twice[0]} is given for this problem and for all of them; accepted is one of both")
     return own | dict(common)
+
+
+@cache
+def _known_arguments() -> Mapping[str, Parameter]:
+    return signature(gemm).parameters
 
 
 def _collected(
@@ -232,6 +271,10 @@ def _collected(
 def _execute(call: GemmCall, options: PlanOptions, workspace: Any) -> Any:
     if recording.ACTIVE:
         recording.note(call)
+    return _computed(call, options, workspace)
+
+
+def _computed(call: GemmCall, options: PlanOptions, workspace: Any) -> Any:
     if call.precision is not Precision.IEEE and call.reads_product:
         return _in_mode(call, options, workspace)
     if call.device is None:

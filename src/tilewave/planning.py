@@ -18,6 +18,8 @@ from tilewave.planner.fp16x3 import plan_fp16x3
 from tilewave.planner.gemm import GemmPlan, PlanOptions, explain_plan, plan_gemm
 from tilewave.problem import Activation, GemmProblem, MatrixLayout, Precision
 from tilewave.semantics import contiguous
+from tilewave.planner.gemm.explain_group import explain_group
+from tilewave.planner.gemm.group import GroupPlan
 
 LAYOUTS = ("NN", "NT", "TN", "TT")
 """Layouts of a and b in BLAS's letters: T where the matrix is stored transposed, columns next to one
@@ -153,7 +155,7 @@ def explain(*arguments: Any, **keywords: Any) -> str:
     first = arguments[0] if arguments else None
     if hasattr(first, "shape") and not isinstance(first, Integral):
         raise UsageError("explain takes sizes or plans; for arrays: explain(plan_for(a, b))")
-    if isinstance(first, GemmPlan):
+    if isinstance(first, GemmPlan | GroupPlan):
         plans = arguments
     elif isinstance(first, tuple) and len(arguments) == 1:
         plans = first
@@ -167,25 +169,27 @@ def explain(*arguments: Any, **keywords: Any) -> str:
 
 def prepare(
     problems: Iterable[Any], *, device: int = 0, branches: int = 1, **options: Any
-) -> tuple[GemmPlan, ...]:
+) -> tuple[GemmPlan | GroupPlan, ...]:
     """Compile, load and set workspace aside, so that these products can run inside a CUDA graph's capture.
 
-    Each of ``problems`` is a plan (of `plan` or `plan_for`) or sizes (m, n, k), planned with ``options`` as
-    by `plan`. ``device`` is the number of the GPU, ``branches`` the number of streams that take part in one
-    capture side by side. Returns the plans. What a captured graph uses stays with it: prepare again before
-    the next capture, which costs nothing but its workspace.
+    Each of ``problems`` is a plan (of `plan`, `plan_for` or `plan_grouped`) or sizes (m, n, k), planned with
+    ``options`` as by `plan`. ``device`` is the number of the GPU, ``branches`` the number of streams that
+    take part in one capture side by side. Returns the plans. What a captured graph uses stays with it:
+    prepare again before the next capture, which costs nothing but its workspace.
 
     Raises ``UsageError`` for other problems, and ``DeviceError`` or ``ToolchainError`` without a usable GPU.
     """
-    plans: list[GemmPlan] = []
+    plans: list[GemmPlan | GroupPlan] = []
     for problem in problems:
-        if isinstance(problem, GemmPlan):
+        if isinstance(problem, GemmPlan | GroupPlan):
             plans.append(problem)
         elif isinstance(problem, Sequence) and len(problem) == 3:
             plans.append(plan(*problem, device=device, **options))
-        elif isinstance(problem, Sequence) and all(isinstance(each, GemmPlan) for each in problem):
-            plans += problem
         else:
+        elif isinstance(problem, Sequence) and all(
+            isinstance(each, GemmPlan | GroupPlan) for each in problem
+        ):
+            plans += problem
             raise UsageError(
                 f"cannot prepare {_named(problem)}; accepted is a list of plans and sizes (m, n, k); for "
                 "arrays: prepare(plan_for(a, b))"
@@ -193,9 +197,13 @@ def prepare(
     from tilewave.runtime.execute import prepare_plan
 
     for each in plans:
-        prepare_plan(each, device=device, branches=branches)
+        if isinstance(each, GroupPlan):
+            prepare_group(each, device=device, branches=branches)
+        else:
+            prepare_plan(each, device=device, branches=branches)
     return tuple(plans)
 
+    from tilewave.runtime.group import prepare_group
 
 def _planned(precision: Precision) -> Precision:
     """A mode that has plans."""

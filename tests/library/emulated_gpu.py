@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from host_gpu import matrix_at
@@ -10,9 +12,11 @@ from host_gpu import matrix_at
 from tilewave.device import DeviceSpec, get_spec
 from tilewave.emulator import Memory
 from tilewave.kernels.arguments import Pointers
+from tilewave.kernels.group_table import Operands
 from tilewave.planner.gemm import GemmPlan, PlanOptions, plan_gemm
+from tilewave.planner.gemm.group import GroupPlan, plan_group, portions
 from tilewave.problem import GemmProblem
-from tilewave.runtime.emulated import place, run_plan
+from tilewave.runtime.emulated import Placed, place, run_group_plan, run_plan
 
 ROLES = ("a", "b", "out", "c", "bias", "preactivation")
 
@@ -27,6 +31,7 @@ class EmulatedExecutor:
 
     spec: DeviceSpec = field(default_factory=lambda: get_spec("H200"))
     plans: list[GemmPlan] = field(default_factory=list)
+    groups: list[GroupPlan] = field(default_factory=list)
 
     def __repr__(self) -> str:
         return f"EmulatedExecutor({self.spec.name})"
@@ -45,9 +50,50 @@ class EmulatedExecutor:
     ) -> GemmPlan:
         plan = plan_gemm(problem, self.spec, options)
         self.plans.append(plan)
-        seen = plan.problem
         memory = Memory()
-        placed, real = {}, {}
+        operands = _Copies(plan.problem, pointers, memory)
+        run_plan(plan, operands.pointers, memory, alpha=alpha, beta=beta, count=False)
+        operands.bring_back(memory)
+        return plan
+
+    def group(
+        self,
+        problems: Sequence[GemmProblem],
+        operands: Sequence[Operands],
+        *,
+        device: int,
+        stream: int,
+        options: PlanOptions,
+        workspace: tuple[int, int] | None = None,
+    ) -> None:
+        """The same for a group, in one launch."""
+        for begin, end in portions(problems, options.workspace_limit):
+            plan = plan_group(problems[begin:end], self.spec, options)
+            self.groups.append(plan)
+            memory = Memory()
+            copies = [
+                _Copies(problem, given.pointers, memory)
+                for problem, given in zip(plan.problems, operands[begin:end], strict=True)
+            ]
+            run_group_plan(
+                plan,
+                [
+                    Operands(copy.pointers, given.alpha, given.beta)
+                    for copy, given in zip(copies, operands[begin:end], strict=True)
+                ],
+                memory,
+                count=False,
+            )
+            for copy in copies:
+                copy.bring_back(memory)
+
+
+class _Copies:
+    """The operands of a problem in emulated memory."""
+
+    def __init__(self, seen: GemmProblem, pointers: Pointers, memory: Memory) -> None:
+        self.placed: dict[str, Placed] = {}
+        self.real: dict[str, np.ndarray[Any, Any]] = {}
         sizes = {"a": (seen.m, seen.k), "b": (seen.k, seen.n)}
         for role in ROLES:
             layout = getattr(seen, role)
@@ -55,7 +101,7 @@ class EmulatedExecutor:
                 continue
             extents = sizes.get(role, (seen.m, seen.n))
             address = getattr(pointers, role)
-            real[role] = matrix_at(address, layout, *extents, seen.batch)
+            self.real[role] = matrix_at(address, layout, *extents, seen.batch)
             below = sum(
                 (extent - 1) * stride
                 for extent, stride in zip(
@@ -63,22 +109,18 @@ class EmulatedExecutor:
                 )
                 if stride < 0
             )
-            placed[role] = place(memory, real[role], role, (address // 4 + below) % 4)
-            assert (placed[role].address - address) % 16 == 0
-        before = {role: memory.get(item.buffer) for role, item in placed.items()}
-        run_plan(
-            plan,
-            Pointers(**({"a": 0, "b": 0} | {role: item.address for role, item in placed.items()})),
-            memory,
-            alpha=alpha,
-            beta=beta,
-            count=False,
+            self.placed[role] = place(memory, self.real[role], role, (address // 4 + below) % 4)
+            assert (self.placed[role].address - address) % 16 == 0
+        self.before = {role: memory.get(item.buffer) for role, item in self.placed.items()}
+        self.pointers = Pointers(
+            **({"a": 0, "b": 0} | {role: item.address for role, item in self.placed.items()})
         )
-        for role, item in placed.items():
-            after = memory.get(item.buffer)
+
+    def bring_back(self, memory: Memory) -> None:
+        """Take over results; neither another operand nor a gap between the rows of out may have changed."""
+        for role, item in self.placed.items():
+            before, after = self.before[role], memory.get(item.buffer)
             if role in ("out", "preactivation"):
-                real[role][...] = item.view(after)
-                item.view(before[role])[...] = item.view(after)
-            # Neither another operand nor a gap between the rows of out may have changed.
-            assert np.array_equal(before[role].view(np.uint32), after.view(np.uint32)), role
-        return plan
+                self.real[role][...] = item.view(after)
+                item.view(before)[...] = item.view(after)
+            assert np.array_equal(before.view(np.uint32), after.view(np.uint32)), role

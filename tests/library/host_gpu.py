@@ -11,7 +11,7 @@ import ctypes
 import math
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from tilewave import dlpack
 from tilewave.kernels.arguments import Pointers
+from tilewave.kernels.group_table import Operands
 from tilewave.planner.gemm.options import PlanOptions
 from tilewave.problem import BATCH_LEVELS, Activation, GemmProblem, MatrixLayout
 
@@ -57,6 +58,7 @@ class FakeExecutor:
     """Computes problems at addresses of this process, in float64 rounded once, and remembers them."""
 
     submissions: list[Submission] = field(default_factory=list)
+    groups: list[int] = field(default_factory=list)
 
     def __repr__(self) -> str:
         return f"FakeExecutor({len(self.submissions)} submissions)"
@@ -100,6 +102,31 @@ class FakeExecutor:
             if problem.preactivation is not None:
                 read("preactivation", m, n)[...] = value.astype(F)
             read("out", m, n)[...] = activate(problem.activation, value).astype(F)
+
+
+    def group(
+        self,
+        problems: Sequence[GemmProblem],
+        operands: Sequence[Operands],
+        *,
+        device: int,
+        stream: int,
+        options: PlanOptions,
+        workspace: tuple[int, int] | None = None,
+    ) -> None:
+        """A group in one launch, which is remembered by its size."""
+        self.groups.append(len(problems))
+        for problem, given in zip(problems, operands, strict=True):
+            self(
+                problem,
+                given.pointers,
+                given.alpha,
+                given.beta,
+                device=device,
+                stream=stream,
+                options=options,
+                workspace=workspace,
+            )
 
 
 def activate(activation: Activation, x: Array) -> Array:
@@ -291,6 +318,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy(fake.cupy))
     monkeypatch.setitem(sys.modules, "torch", fake_torch(fake.torch))
     monkeypatch.setattr("tilewave.on_device.executor", lambda: fake.run)
+    monkeypatch.setattr("tilewave.group.group_executor", lambda: fake.run.group)
     monkeypatch.setattr("tilewave.runtime.interop.device_of_pointer", lambda address: 0)
     monkeypatch.setattr(
         "tilewave.runtime.interop.wait_for",

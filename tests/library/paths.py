@@ -67,6 +67,8 @@ def path(request: pytest.FixtureRequest, gpu: FakeGpu, monkeypatch: pytest.Monke
     """Each way in turn."""
     executor = EmulatedExecutor()
     monkeypatch.setattr("tilewave.on_device.executor", lambda: executor)
+    monkeypatch.setattr("tilewave.group.group_executor", lambda: executor.group)
+    monkeypatch.setattr("tilewave.group.gpu_for_host_operands", lambda: None)
     monkeypatch.setattr("tilewave.api.gpu_for_host_operands", lambda: None)
     return Path(request.param, executor)
 
@@ -76,4 +78,5 @@ def kernels(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The emulator alone."""
     executor = EmulatedExecutor()
     monkeypatch.setattr("tilewave.on_device.executor", lambda: executor)
+    monkeypatch.setattr("tilewave.group.group_executor", lambda: executor.group)
     return Path("kernels", executor)

@@ -40,7 +40,12 @@ __device__ __forceinline__ Addends load_addends(const GemmArgs& args, const Item
 __device__ __forceinline__ float before_activation(const GemmArgs& args, Addends addends, float sum) {
     float value = args.alpha * sum;
     if (args.beta != 0.0f) value = __fmaf_rn(args.beta, addends.c, value);
+#ifdef TILEWAVE_SEPARATE_BIAS
+    // Where the arguments lie in shared memory, the compiler makes of alpha * sum + bias one operation, which rounds once.
+    if (args.bias.data != nullptr) value = __fadd_rn(value, addends.bias);
+#else
     if (args.bias.data != nullptr) value += addends.bias;
+#endif
     return value;
 }
 

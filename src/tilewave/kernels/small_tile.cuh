@@ -141,24 +141,20 @@ struct SmallPlace {
     }
 };
 
-template <int BM, int BN, int BK, int TM, int TN, int GROUPS, int STAGES, int MIN_BLOCKS, bool A_ALONG_K, int A_WIDTH,
-          bool B_ALONG_K, int B_WIDTH>
-__global__ void __launch_bounds__((BM / TM) * (BN / TN) * GROUPS, MIN_BLOCKS)
-    small_tile(const __grid_constant__ GemmArgs args) {
+// What a block does. `task` is shared memory; `next(&task, first)` moves on to the next work item, as next_task() does.
+// A and B say how the operands come: SmallOperand, or what has its members.
+template <int BM, int BN, int BK, int TM, int TN, int GROUPS, int STAGES, typename A, typename B, typename Next>
+__device__ __forceinline__ void small_tile_block(const GemmArgs& args, Task& task, Next next) {
     constexpr int ROWS = BM / TM, COLUMNS = BN / TN, GROUP = ROWS * COLUMNS, THREADS = GROUP * GROUPS;
     constexpr int SHARE = BK / GROUPS;  // of a slice's depth
     static_assert(SHARE % 4 == 0, "groups read four depths at a time");
-    using A = SmallOperand<BM, BK, THREADS, A_ALONG_K, A_WIDTH>;
-    using B = SmallOperand<BN, BK, THREADS, B_ALONG_K, B_WIDTH>;
     constexpr int STAGE = A::FLOATS + B::FLOATS;
     extern __shared__ float4 shared_vectors[];
     float* const shared = reinterpret_cast<float*>(shared_vectors);
     const unsigned shared_begin = shared_address(shared);
-    __shared__ __align__(8) unsigned char task_bytes[sizeof(Task)];  // a Task has no default constructor
-    Task& task = *reinterpret_cast<Task*>(task_bytes);
 
 #pragma unroll 1
-    for (bool first = true; next_task(args, &task, first); first = false) {
+    for (bool first = true; next(&task, first); first = false) {
         const Index depth = task.work.k_end - task.work.k_begin;
         A a;
         B b;
@@ -280,6 +276,18 @@ __global__ void __launch_bounds__((BM / TM) * (BN / TN) * GROUPS, MIN_BLOCKS)
         }
         __syncthreads();  // before the next tile's slices take the sums' place
     }
+}
+
+template <int BM, int BN, int BK, int TM, int TN, int GROUPS, int STAGES, int MIN_BLOCKS, bool A_ALONG_K, int A_WIDTH,
+          bool B_ALONG_K, int B_WIDTH>
+__global__ void __launch_bounds__((BM / TM) * (BN / TN) * GROUPS, MIN_BLOCKS)
+    small_tile(const __grid_constant__ GemmArgs args) {
+    __shared__ __align__(8) unsigned char task_bytes[sizeof(Task)];  // a Task has no default constructor
+    Task& task = *reinterpret_cast<Task*>(task_bytes);
+    constexpr int THREADS = (BM / TM) * (BN / TN) * GROUPS;
+    small_tile_block<BM, BN, BK, TM, TN, GROUPS, STAGES, SmallOperand<BM, BK, THREADS, A_ALONG_K, A_WIDTH>,
+                     SmallOperand<BN, BK, THREADS, B_ALONG_K, B_WIDTH>>(
+        args, task, [&](Task* at, bool first) { return next_task(args, at, first); });
 }
 
 }  // namespace tilewave

@@ -6,7 +6,7 @@ elements between its rows, which belong to somebody else, hold NaN and must not 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,8 @@ from tilewave.emulator.memory import Buffer
 from tilewave.errors import EmulationError
 from tilewave.kernels.arguments import Pointers, pack_arguments
 from tilewave.kernels.build import compile_instance
+from tilewave.kernels.group_table import Operands, pack_group, pack_table, table_parts, table_writer
+from tilewave.planner.gemm.group import GroupPlan
 from tilewave.planner.gemm.records import GemmPlan
 
 Floats = NDArray[np.float32]
@@ -108,6 +110,58 @@ def run_plan(
         (plan.blocks, 1, 1),
         (instance.threads, 1, 1),
         [pack_arguments(plan.problem, plan.cut, plan.raster, bound, alpha, beta, depth=instance.bk)],
+        memory,
+        dynamic_shared_bytes=instance.shared_bytes,
+        **options,
+    )
+    complete = options.get("blocks") is None and options.get("values", True)
+    if complete and memory.get(tickets).any():
+        raise EmulationError(f"{instance} left tickets behind that are not 0")
+    return result
+
+
+def run_group_plan(
+    plan: GroupPlan,
+    operands: Sequence[Operands],
+    memory: Memory,
+    *,
+    arch: str = "sm_90",
+    **options: Any,
+) -> LaunchResult | None:
+    """Run the plan of a group on operands in emulated memory; None when there is nothing to launch.
+
+    ``operands`` belong to the plan's problems. A table that does not fit the kernel's argument is written by
+    the launches that write it on a GPU. The workspace is made here, poisoned; that the tickets are 0
+    afterwards is checked.
+    """
+    if plan.blocks == 0:
+        return None
+    instance = plan.instance
+    program, kernel = compile_instance(instance, arch)
+    table = pack_table(plan.table, operands)
+    address = 0
+    if plan.table_launches:
+        address = memory.empty((len(table) // 4,), np.float32, name="table").address
+        writer = table_writer(len(table))
+        by, writing = compile_instance(writer, arch)
+        for part in table_parts(table, address):
+            launch(by.ptx, writing.symbol, (1, 1, 1), (writer.threads, 1, 1), [part], memory, count=False)
+    partials = memory.empty((max(4, plan.partial_bytes // 4),), np.float32, name="partials")
+    tickets = memory.put(np.zeros(max(1, plan.ticket_bytes // 4), np.uint32), name="tickets")
+    argument = pack_group(
+        table,
+        len(plan.problems),
+        plan.table.items,
+        address=address,
+        partials=partials.address if plan.partial_bytes else 0,
+        tickets=tickets.address if plan.ticket_bytes else 0,
+    )
+    result = launch(
+        program.ptx,
+        kernel.symbol,
+        (plan.blocks, 1, 1),
+        (instance.threads, 1, 1),
+        [argument],
         memory,
         dynamic_shared_bytes=instance.shared_bytes,
         **options,

@@ -291,6 +291,29 @@ class Weigher:
 
     def least_of(self, schedule: Schedule) -> float:
         """What a schedule cannot beat, quicker to find than its estimate."""
+    @property
+    def tile_bytes(self) -> int:
+        """Bytes of a tile's sums."""
+        return self._tile_bytes
+
+    @property
+    def memory(self) -> float:
+        """Microseconds that memory takes for the operands and the output."""
+        return self._memory
+
+    @property
+    def through_l2(self) -> float:
+        """Microseconds in which an SM draws a tile's operands and outputs through L2."""
+        return (self.slices * self._slice_bytes + self._out_bytes) / self._rates.sm
+
+    def on_a_full_sm(self, pieces: int = 1) -> float:
+        """What a tile adds to the time of an SM that holds as many blocks as it can."""
+        return self.slices * self._busy + pieces * self._tile
+
+    def alone(self, pieces: int = 1) -> float:
+        """What a tile takes from its first slice on where no other block shares the SM; of a cut one, a piece."""
+        return -(-self.slices // pieces) * (self._slice + self._waits) + self._tile
+
         rates, tiles, pieces = self._rates, self.tiles, schedule.pieces
         if schedule.kind is ScheduleKind.DATA_PARALLEL:
             compute = -(-tiles // rates.sms) * (self.slices * self._busy + self._tile)
