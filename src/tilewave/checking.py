@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from tilewave.arrays import framework_of, view_of
 from tilewave.errors import OperandTypeError, UsageError
-from tilewave.precision.bounds import errors_in_bounds, gamma
+from tilewave.precision.bounds import gamma
+from tilewave.precision.mode_bounds import MODES, errors_in_mode_bounds, mode_coefficient, recomputed
 from tilewave.semantics import product_of
 
 _ROWS_OF_ELEMENTS = 1 << 20
@@ -25,7 +26,8 @@ class Check:
     of float32 sums (`precision.bounds`): at most 1 for any correct product, infinite where a NaN or an Inf is
     wrong. ``worst`` is where that is. ``relative`` is the largest |c - exact| / |exact|, found at
     ``cancelled``, where sum |a||b| is ``cancellation`` times |exact|: a large relative error beside a large
-    cancellation is no bug.
+    cancellation is no bug. ``precision`` is the mode whose bound this is, and ``recomputed`` the number of
+    elements that fp16x3 computes as ieee, with that mode's bound.
     """
 
     k: int
@@ -36,6 +38,8 @@ class Check:
     relative: float
     cancelled: tuple[int, ...]
     cancellation: float
+    precision: str = "ieee"
+    recomputed: int = 0
 
     @property
     def rounding(self) -> bool:
@@ -45,14 +49,11 @@ class Check:
     def __str__(self) -> str:
         if self.elements == 0:
             return "the result is empty: nothing to check"
-        bound = (
-            f"{gamma(self.k):.3g} of sum |a||b| (gamma_K for K = {self.k:,}; about "
-            f"{2.0**-24 * max(1, self.k) ** 0.5:.1g} is typical where signs are mixed)"
-        )
+        bound = self._bound()
         if not self.rounding:
             return (
                 f"a bug, not rounding: {self.wrong:,} of {self.elements:,} elements are further from the "
-                f"exact product than float32 arithmetic can be, which is {bound}; the worst, at "
+                f"exact product than {self._arithmetic} can be, which is {bound}; the worst, at "
                 f"{self.worst}, by a factor of {self.error:.3g}"
             )
         verdict = f"rounding: the largest error is {self.error:.2g} times the bound, {bound}"
@@ -63,17 +64,42 @@ class Check:
             )
         return verdict
 
+    @property
+    def _arithmetic(self) -> str:
+        return "float32 arithmetic" if self.precision == "ieee" else f"the mode {self.precision}"
 
-def check(a: Any, b: Any, c: Any) -> Check:
+    def _bound(self) -> str:
+        """The bound in words, of these operands."""
+        if self.precision == "ieee":
+            return (
+                f"{gamma(self.k):.3g} of sum |a||b| (gamma_K for K = {self.k:,}; about "
+                f"{2.0**-24 * max(1, self.k) ** 0.5:.1g} is typical where signs are mixed)"
+            )
+        share = (
+            f"{mode_coefficient(self.precision, self.k):.3g} of sum |a||b| ({self.precision}, K = {self.k:,}"
+        )
+        if self.recomputed:
+            share += (
+                f"; {self.recomputed:,} of {self.elements:,} elements are out of its range: recomputed as "
+                f"ieee, with {gamma(self.k):.3g}"
+            )
+        return f"{share})"
+
+
+def check(a: Any, b: Any, c: Any, precision: str = "ieee") -> Check:
     """Tell whether ``c`` is ``a @ b`` up to rounding, and how far it is: print the answer.
 
     ``a`` and ``b`` are the operands, with the shapes of `matmul`, the arrays float32, from the host or a GPU
     (copied to the host, which waits for them). The exact product is computed in float64 on the CPU: 2 m n k
     operations for it and as many for the bound. The fields of the answer, a `Check`, are for programs.
+    ``precision`` is the mode that ``c`` was computed in, ``"ieee"``, ``"fp16x3"`` or ``"tf32"``: each has a
+    bound of its own (docs/precision.md).
 
-    Raises ``UsageError`` where the shapes do not fit and ``OperandTypeError`` for anything but float32
-    arrays.
+    Raises ``UsageError`` where the shapes do not fit or the mode has no bound, and ``OperandTypeError`` for
+    anything but float32 arrays.
     """
+    if precision not in MODES:
+        raise UsageError(f"precision is {precision!r}; accepted are {', '.join(MODES)}")
     x, y, result = (_on_host(array, name) for array, name in ((a, "a"), (b, "b"), (c, "c")))
     product = product_of(view_of(x, "a").layout, view_of(y, "b").layout)
     if result.shape != product.result_shape:
@@ -81,7 +107,7 @@ def check(a: Any, b: Any, c: Any) -> Check:
     x = x[np.newaxis] if x.ndim == 1 else x
     y = y[:, np.newaxis] if y.ndim == 1 else y
     shape = (*product.batch, product.m, product.n)
-    found = _Worst()
+    found = _Worst(str(precision))
     if result.size:
         x = np.broadcast_to(x, (*product.batch, *x.shape[-2:]))
         y = np.broadcast_to(y, (*product.batch, *y.shape[-2:]))
@@ -105,13 +131,17 @@ def check(a: Any, b: Any, c: Any) -> Check:
         found.relative,
         named(found.cancelled),
         found.cancellation,
+        str(precision),
+        found.recomputed,
     )
 
 
 class _Worst:
     """The worst elements met so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, precision: str) -> None:
+        self.precision = precision
+        self.recomputed = 0
         self.error = self.relative = 0.0
         self.cancellation = 1.0
         self.wrong = 0
@@ -120,7 +150,9 @@ class _Worst:
 
     def look(self, c: NDArray[Any], a: NDArray[Any], b: NDArray[Any], origin: tuple[int, ...]) -> None:
         """Look at some rows of one item of the batch."""
-        ratios = errors_in_bounds(c, a, b)
+        ratios = errors_in_mode_bounds(self.precision, c, a, b)
+        if self.precision == "fp16x3":
+            self.recomputed += int(np.count_nonzero(recomputed(a, b)))
         self.wrong += int(np.count_nonzero(~(ratios <= 1)))
         place = np.unravel_index(int(np.argmax(ratios)), ratios.shape)
         if not self.worst or ratios[place] > self.error:

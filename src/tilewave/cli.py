@@ -490,6 +490,64 @@ def bench(
 
 
 @app.command()
+def accuracy(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Your arrays: one .npz that holds a and b, or two .npy; standard data without.",
+            metavar="[FILE]...",
+        ),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Standard data, such as normal,uniform (the default), along-k-30 or relu.", metavar="LIST"
+        ),
+    ] = None,
+    k: Annotated[
+        str | None,
+        typer.Option(help="Lengths of the sums, such as 64,1024; by default up to 16384.", metavar="K,K,..."),
+    ] = None,
+    size: Annotated[int, typer.Option(help="Rows of A and columns of B; of arrays, that many of them.")] = 64,
+    contenders: Annotated[
+        str | None,
+        typer.Option(help="Such as ieee,fp16x3,tf32,cublas; all that run here by default.", metavar="LIST"),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of the data, to repeat a run; fresh by default.", metavar="N")
+    ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(help="Start nothing that would take longer than this in all.", metavar="SECONDS"),
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the results here.", metavar="FILE")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw the results: .png or .svg.", metavar="FILE")
+    ] = None,
+    saved: Annotated[
+        Path | None, typer.Option("--from", help="Show a run that was made.", metavar="FILE")
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")] = False,
+) -> None:
+    """Show how errors grow with K in each precision mode, beside plain FP32 and, on a GPU, cuBLAS."""
+    from tilewave.bench.accuracy.command import accuracy_command
+
+    accuracy_command(
+        files or [],
+        data=data,
+        lengths=k,
+        size=size,
+        contenders=contenders,
+        seed=seed,
+        budget=budget,
+        path=json,
+        picture=picture,
+        saved=saved,
+        markdown=markdown,
+    )
+
+
+@app.command()
 def info() -> None:
     """Show devices, driver, compiler, cache and frameworks, and how to get what is missing."""
     from tilewave.lab.info import info_command

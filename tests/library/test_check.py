@@ -8,7 +8,7 @@ from host_gpu import InterfaceArray
 
 import tilewave
 from tilewave.errors import OperandTypeError, UsageError
-from tilewave.precision import ieee_bound
+from tilewave.precision import fp16x3, ieee_bound, tf32
 
 Rng = np.random.Generator
 F = np.float32
@@ -90,3 +90,22 @@ def test_what_cannot_be_checked(rng: Rng, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("tilewave.runtime.interop.device_of_pointer", lambda address: 0)
     with pytest.raises(OperandTypeError, match="pass it as a NumPy array"):
         tilewave.check(a, InterfaceArray(a), a)
+
+
+def test_every_mode_is_held_to_its_own_bound(rng: Rng) -> None:
+    a, b = rng.standard_normal((30, 200), F), rng.standard_normal((200, 20), F)
+    low = tf32.multiply(a, b)
+    assert tilewave.check(a, b, low, precision="tf32").rounding
+    assert not tilewave.check(a, b, low, precision="fp16x3").rounding
+    good = fp16x3.multiply(a, b).values
+    found = tilewave.check(a, b, good, precision="fp16x3")
+    assert found.rounding
+    assert (found.precision, found.recomputed) == ("fp16x3", 0)
+    assert "of sum |a||b| (fp16x3, K = 200)" in str(found)
+    a[3, 5] = 1e7
+    found = tilewave.check(a, b, fp16x3.multiply(a, b).values, precision="fp16x3")
+    assert found.rounding
+    assert found.recomputed == 20
+    assert "20 of 600 elements are out of its range: recomputed as ieee" in str(found)
+    with pytest.raises(UsageError, match="precision is 'auto'; accepted are ieee, fp16x3, tf32"):
+        tilewave.check(a, b, good, precision="auto")

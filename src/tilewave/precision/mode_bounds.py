@@ -51,6 +51,7 @@ MODES = ("ieee", "fp16x3", "tf32")
 """Modes that have a bound here."""
 
 _UNDERFLOW = 2.0**-150
+_TF32_ROUNDING = 2.0**-10 + 2.0**-22
 _SUBNORMAL_SPACING_IN_ROWS = 2.0**-39
 
 
@@ -68,11 +69,15 @@ def fp16x3_bound(a: npt.ArrayLike, b: npt.ArrayLike, interval: int = INTERVAL) -
     """
     x, y = np.asarray(a), np.asarray(b)
     limit = _componentwise(x, y, interval)
-    rows, columns = split_rows(x), split_rows(y.swapaxes(-1, -2))
-    recomputed = must_recompute(rows.guard, columns.guard, x.shape[-1])
-    if recomputed.any():
-        limit[recomputed] = ieee_bound(x, y)[recomputed]
+    outside = recomputed(x, y)
+    if outside.any():
+        limit[outside] = ieee_bound(x, y)[outside]
     return limit
+
+
+def recomputed(a: npt.NDArray[np.float32], b: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
+    """Which elements of a @ b the mode ``fp16x3`` computes as ``ieee``: those that its guard stops."""
+    return must_recompute(split_rows(a).guard, split_rows(b.swapaxes(-1, -2)).guard, a.shape[-1])
 
 
 def fp16x3_unguarded_bound(a: npt.ArrayLike, b: npt.ArrayLike, interval: int = INTERVAL) -> Float64:
@@ -93,9 +98,18 @@ def tf32_bound(a: npt.ArrayLike, b: npt.ArrayLike) -> Float64:
     k = x.shape[-1]
     with np.errstate(invalid="ignore", over="ignore"):
         x, y = np.abs(x), np.abs(y)
-        limit: Float64 = (2.0**-10 + 2.0**-22 + gamma(k)) * np.matmul(x, y)
+        limit: Float64 = mode_coefficient("tf32", k) * np.matmul(x, y)
         limit += 2.0**-136 * (x.sum(-1)[..., :, np.newaxis] + y.sum(-2)[..., np.newaxis, :]) + k * 2.0**-148
     return limit
+
+
+def mode_coefficient(precision: str, k: int) -> float:
+    """What a mode's bound multiplies sum |a| |b| with. Raises ``UsageError`` for a mode without one."""
+    if precision not in MODES:
+        raise UsageError(f"precision is {precision!r}; accepted are {', '.join(MODES)}")
+    if precision == "fp16x3":
+        return fp16x3_coefficient(k)
+    return gamma(k) + (_TF32_ROUNDING if precision == "tf32" else 0.0)
 
 
 def mode_bound(precision: str, a: npt.ArrayLike, b: npt.ArrayLike) -> Float64:
@@ -110,10 +124,13 @@ def error_in_mode_bounds(precision: str, c: npt.ArrayLike, a: npt.ArrayLike, b: 
 
     As `error_in_bounds`, which this is for ``ieee``.
     """
+    return float(errors_in_mode_bounds(precision, c, a, b).max(initial=0.0))
+
+
+def errors_in_mode_bounds(precision: str, c: npt.ArrayLike, a: npt.ArrayLike, b: npt.ArrayLike) -> Float64:
+    """What `error_in_mode_bounds` takes the largest of: the error of every element of ``c``."""
     result, x, y = product_in_float64(c, a, b)
-    if result.size == 0:
-        return 0.0
-    return float(ratios_to(mode_bound(precision, a, b), result, x, y).max())
+    return ratios_to(mode_bound(precision, a, b), result, x, y)
 
 
 def _componentwise(a: npt.ArrayLike, b: npt.ArrayLike, interval: int) -> Float64:
