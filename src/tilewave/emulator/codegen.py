@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewave.emulator import arithmetic
+from tilewave.emulator import arithmetic, halves
 from tilewave.emulator.flow import BasicBlock, Slots, slot_class, written
 from tilewave.emulator.fma import fma_down
 from tilewave.emulator.fused import fused
@@ -47,7 +47,7 @@ _UFUNCS = """
     logical_not minimum maximum copyto where isnan
 """
 NAMESPACE: dict[str, Any] = {name: getattr(np, name) for name in _UFUNCS.split()}
-NAMESPACE |= {"m": arithmetic, "fma_down": fma_down, "fused": fused, "np": np}
+NAMESPACE |= {"m": arithmetic, "halves": halves, "fma_down": fma_down, "fused": fused, "np": np}
 
 
 @dataclass

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from tilewave.emulator import memory_opcodes, opcodes
+from tilewave.emulator import half_opcodes, memory_opcodes, opcodes
 from tilewave.emulator.codegen import Access, BlockCode, Emitter, Options, unknown
 from tilewave.emulator.counters import classify
 from tilewave.emulator.flow import (
@@ -29,7 +29,7 @@ from tilewave.emulator.slicing import value_only
 from tilewave.emulator.widening import widen
 from tilewave.errors import UnknownInstructionError, UsageError
 
-HANDLERS = {**opcodes.opcode, **memory_opcodes.opcode, **hopper_opcodes.opcode}
+HANDLERS = {**opcodes.opcode, **half_opcodes.opcode, **memory_opcodes.opcode, **hopper_opcodes.opcode}
 """All opcodes that the emulator executes."""
 
 
