@@ -47,28 +47,31 @@ __device__ __forceinline__ void copy_box(unsigned target, const TensorMap* map, 
 }
 
 // The descriptor of a matrix in shared memory whose rows of 128 bytes lie K-major with the 128-byte swizzle: groups of
-// 8 rows, 1024 bytes apart. Adding n to it moves by 16 n bytes.
-__device__ __forceinline__ unsigned long long descriptor_of(unsigned address) {
-    return static_cast<unsigned long long>((address & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
-}
+// 8 rows, 1024 bytes apart. This is its low word, in which adding n moves by 16 n bytes; the high word is always the
+// same.
+constexpr unsigned DESCRIPTOR_HIGH = 64u | 1u << 30;
+
+__device__ __forceinline__ unsigned descriptor_of(unsigned address) { return (address & 0x3ffff) >> 4 | 1u << 16; }
 
 __device__ __forceinline__ void products_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void products_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
 
 // sum = a b (+ sum where `accumulate`): 64 rows of A by 128 columns of B by 16 of K, fp16 in shared memory.
-__device__ __forceinline__ void multiply(float (&sum)[64], unsigned long long a, unsigned long long b,
-                                         bool accumulate) {
+__device__ __forceinline__ void multiply(float (&sum)[64], unsigned a, unsigned b, bool accumulate) {
     asm volatile(
         "{\n"
         ".reg .pred accumulate;\n"
+        ".reg .b64 a, b;\n"
         "setp.ne.b32 accumulate, %66, 0;\n"
+        "mov.b64 a, {%64, %67};\n"
+        "mov.b64 b, {%65, %67};\n"
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
         "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
         "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-        "}, %64, %65, accumulate, 1, 1, 0, 0;\n"
+        "}, a, b, accumulate, 1, 1, 0, 0;\n"
         "}"
         :
           "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3]), "+f"(sum[4]), "+f"(sum[5]), "+f"(sum[6]), "+f"(sum[7]),
@@ -79,7 +82,7 @@ __device__ __forceinline__ void multiply(float (&sum)[64], unsigned long long a,
           "+f"(sum[40]), "+f"(sum[41]), "+f"(sum[42]), "+f"(sum[43]), "+f"(sum[44]), "+f"(sum[45]), "+f"(sum[46]), "+f"(sum[47]),
           "+f"(sum[48]), "+f"(sum[49]), "+f"(sum[50]), "+f"(sum[51]), "+f"(sum[52]), "+f"(sum[53]), "+f"(sum[54]), "+f"(sum[55]),
           "+f"(sum[56]), "+f"(sum[57]), "+f"(sum[58]), "+f"(sum[59]), "+f"(sum[60]), "+f"(sum[61]), "+f"(sum[62]), "+f"(sum[63])
-        : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
+        : "r"(a), "r"(b), "r"(static_cast<int>(accumulate)), "r"(DESCRIPTOR_HIGH));
 }
 
 }  // namespace tilewave

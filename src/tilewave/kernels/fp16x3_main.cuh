@@ -154,7 +154,8 @@ __global__ void __launch_bounds__(MAIN_THREADS, 1)
     const unsigned filled = stages + STAGES * STAGE_BYTES + MULTIPLIERS * 4 * OUT_FLOATS * sizeof(float);
     const unsigned emptied = filled + 8 * STAGES;
     const int tiles = static_cast<int>(args.cut.tiles), blocks = static_cast<int>(packed.intervals) * PER_INTERVAL;
-    const int group = threadIdx.x / GROUP_THREADS;
+    // Alike in all threads of a warpgroup, which the compiler is told, so that descriptors need no vector registers.
+    const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / GROUP_THREADS, 0);
 
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) {
@@ -203,8 +204,7 @@ __global__ void __launch_bounds__(MAIN_THREADS, 1)
             for (int i = 0; i < 64; ++i) sums[h][i] = 0.0f;
 
         for (int interval = 0; interval < packed.intervals; ++interval) {
-            unsigned long long a[PER_INTERVAL], b[PER_INTERVAL];
-            unsigned done[PER_INTERVAL];
+            unsigned a[PER_INTERVAL], b[PER_INTERVAL], done[PER_INTERVAL];
 #pragma unroll
             for (int s = 0; s < PER_INTERVAL; ++s) {
                 unsigned base = stages + stage * STAGE_BYTES;
@@ -228,8 +228,8 @@ __global__ void __launch_bounds__(MAIN_THREADS, 1)
 #pragma unroll
                         for (int step = 0; step < BLOCK_K / 16; ++step) {
                             // In units of 16 bytes: 16 of K are 2, the low halves lie 4 behind, 64 rows are 512.
-                            unsigned long long from_a = a[s] + h * 512 + (product == 0 ? 4 : 0) + 2 * step;
-                            unsigned long long from_b = b[s] + (product == 1 ? 4 : 0) + 2 * step;
+                            unsigned from_a = a[s] + h * 512 + (product == 0 ? 4 : 0) + 2 * step;
+                            unsigned from_b = b[s] + (product == 1 ? 4 : 0) + 2 * step;
                             multiply(part, from_a, from_b, (product | s | step) != 0);
                         }
                 products_commit();
