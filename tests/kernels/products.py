@@ -14,7 +14,7 @@ from tilewave.emulator import LaunchResult
 from tilewave.emulator.fma import canonical_nan, fma
 from tilewave.kernels.instances import Instance
 from tilewave.planner.gemm.records import GemmEstimate, GemmPlan
-from tilewave.planner.schedules import DATA_PARALLEL, Raster, Schedule, decompose
+from tilewave.planner.schedules import DATA_PARALLEL, Raster, Schedule, behind_whole_waves, decompose
 from tilewave.precision import ieee_bound
 from tilewave.precision.bounds import UNIT_ROUNDOFF
 from tilewave.problem import Activation, GemmProblem, MatrixLayout
@@ -139,11 +139,19 @@ def make_product(
 
 
 def plan_of(
-    instance: Instance, problem: GemmProblem, schedule: Schedule, sms: int, band: int = 1
+    instance: Instance,
+    problem: GemmProblem,
+    schedule: Schedule,
+    sms: int,
+    band: int = 1,
+    *,
+    whole_waves: bool = False,
 ) -> GemmPlan:
-    """A plan that runs ``problem`` on one instance."""
+    """A plan that runs ``problem`` on one instance; ``whole_waves``: a walk follows them."""
     tiles_m, tiles_n, groups = instance.tiles(problem)
     cut = decompose(tiles_m * tiles_n * groups, problem.k, instance.bk, schedule, sms)
+    if whole_waves:
+        cut = behind_whole_waves(cut)
     nothing = GemmEstimate(0.0, 0.0, 0.0, 0.0, 0.0)
     raster = Raster(tiles_m, tiles_n, band)
     return GemmPlan(problem, "emulated", sms, instance, schedule, cut, raster, nothing, ())
@@ -156,10 +164,11 @@ def run(
     *,
     sms: int = 3,
     band: int = 1,
+    whole_waves: bool = False,
     **options: Any,
 ) -> GemmPlan:
     """Run a product in the emulator, in place."""
-    plan = plan_of(instance, product.problem, schedule, sms, band)
+    plan = plan_of(instance, product.problem, schedule, sms, band, whole_waves=whole_waves)
     product.result = emulate_plan(
         plan,
         product.operands,

@@ -116,6 +116,7 @@ def run_and_check(rng: Generator, product: Product, instance: Instance, schedule
         schedule,
         sms=int(rng.integers(1, 8)),
         band=int(rng.integers(1, 4)),
+        whole_waves=schedule is STREAM_K_WALK and bool(rng.integers(2)),
         resident=int(rng.choice([1, 2, 7])),
         order=int(rng.integers(1 << 30)),
         detect_races=True,

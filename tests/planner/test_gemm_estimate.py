@@ -12,12 +12,12 @@ from gemm_fakes import ALONG_K, FAKES, FakeTiles, product, tile
 from tilewave.compiler.resources import Resources
 from tilewave.device import get_spec, spec_names
 from tilewave.errors import UsageError
-from tilewave.kernels.families import FAMILIES
+from tilewave.kernels.families import FAMILIES, large_tile
 from tilewave.kernels.instances import Access, Instance
 from tilewave.planner.cost import Basis
 from tilewave.planner.gemm import GemmPlanner, PlanOptions
 from tilewave.planner.gemm.candidates import bind
-from tilewave.planner.gemm.costs import THEORY, Calibration, costs_for
+from tilewave.planner.gemm.costs import THEORY, Calibration, GemmCosts, costs_for
 from tilewave.planner.gemm.estimate import InstanceModel, Rates, Traffic, Weigher, fma_share
 from tilewave.planner.gemm.resources import blocks_per_sm, estimated_resources, residency, resource_table
 from tilewave.planner.schedules import DATA_PARALLEL, STREAM_K_WALK, Schedule, split_k, stream_k
@@ -106,11 +106,58 @@ def test_combining_grows_with_the_pieces() -> None:
 
 
 def test_a_walk_costs_its_factor() -> None:
-    problem = product(128 * 3, 256 * 50, 4096)  # 150 tiles
+    """All of it for tiles of 64 x 64 and smaller, less for larger ones, and only for what is walked."""
     without = replace(THEORY, walk=replace(THEORY.walk, value=1.0))
-    plain = predict(BIG, problem, STREAM_K_WALK, without)
-    assert predict(BIG, problem, STREAM_K_WALK).compute > 1.15 * plain.compute
-    assert plain.compute < predict(BIG, problem).compute
+
+    def slowdown(instance: Instance, waves: int) -> float:
+        problem = product(instance.bm * 3, instance.bn * (44 * waves + 6), 65536)  # and 18 tiles
+        plain = predict(instance, problem, STREAM_K_WALK, without)
+        assert plain.compute < predict(instance, problem).compute
+        return predict(instance, problem, STREAM_K_WALK).compute / plain.compute
+
+    walk = THEORY.walk.value - 1
+    for size in (32, 64):
+        small = tile(size, size, 16, 8, 8, 1, WIDE, WIDE)
+        resident = InstanceModel.of(small, H200, THEORY).resident
+        assert slowdown(small, resident) == pytest.approx(1 + walk, rel=0.02)
+    large = 1 + walk * 32 * (1 / 128 + 1 / 256)
+    assert slowdown(BIG, 1) == pytest.approx(large, rel=0.01)
+    assert slowdown(BIG, 9) == pytest.approx(1 + (large - 1) / 8, rel=0.01)
+
+
+def test_a_block_that_keeps_its_own_sums_moves_fewer() -> None:
+    problem = product(128 * 3, 256 * 50, 4096)
+    keeps = replace(BIG, keeps_own=True)
+    plain, kept = (predict(one, problem, STREAM_K_WALK).combining for one in (BIG, keeps))
+    fixed = 1.5 * THEORY.combining.value
+    assert 0.3 * (plain - fixed) < kept - fixed < 0.7 * (plain - fixed)
+    assert predict(BIG, problem, split_k(2)) == predict(keeps, problem, split_k(2))
+
+
+def test_a_new_loop_is_faster_unless_the_factors_know_it() -> None:
+    def element(costs: GemmCosts, *, new_loop: bool) -> float:
+        return InstanceModel.of(BIG, H200, costs, new_loop=new_loop).element
+
+    assert element(THEORY, new_loop=True) == pytest.approx(
+        THEORY.new_loop.value * element(THEORY, new_loop=False)
+    )
+    known = replace(THEORY, new_loops=True)
+    assert element(known, new_loop=True) == element(known, new_loop=False) == element(THEORY, new_loop=False)
+    record = {"device": "H200", "source": "x", "new_loops": True}
+    assert Calibration.from_json(json.dumps(record)).applied().new_loops
+    assert not Calibration.from_json(json.dumps({**record, "new_loops": False})).applied().new_loops
+
+
+def test_planners_know_which_kernels_get_new_loops() -> None:
+    """Kernels that read 16 bytes, on a GPU whose register file was measured, unless it is switched off."""
+    wide, narrow = (
+        next(i for i in large_tile.instances() if i.name == f"large_tile_128x256_nn_{width}")
+        for width in (16, 4)
+    )
+    for spec, faster in ((H200, True), (get_spec("GB10"), False)):
+        plain, new = (GemmPlanner(spec, [large_tile], THEORY, new_loops=loops) for loops in (False, True))
+        assert (new.model(wide).element < plain.model(wide).element) is faster
+        assert new.model(narrow).element == plain.model(narrow).element
 
 
 @pytest.mark.parametrize("costs", [THEORY, costs_for("H200")], ids=["theory", "H200"])
@@ -207,7 +254,7 @@ def test_theory_is_near_what_kernels_took() -> None:
 def test_every_constant_says_what_it_is() -> None:
     for device in spec_names():
         constants = costs_for(device).constants()
-        assert len(constants) == 16
+        assert len(constants) == 17
         for constant in constants.values():
             assert constant.value > 0
             assert constant.unit

@@ -16,12 +16,14 @@ from tilewave.planner.schedules import (
     STREAM_K_WALK,
     Decomposition,
     Raster,
+    behind_whole_waves,
     decompose,
     split_k,
     stream_k,
     stream_k_sixteen,
 )
 
+ENTRIES = ("dump_items", "dump_places", "dump_arrivals", "dump_asking_arrivals")
 FIELDS = 9
 MOST_ITEMS = 6
 
@@ -31,10 +33,17 @@ def program() -> Program:
     header = Source.packaged("kernels/stream_k.cuh")
     text = (Path(__file__).parent / "stream_k_dump.cu").read_text()
     source = Source.from_text("stream_k_dump.cu", text, headers={"stream_k.cuh": header.text})
-    return compile_source(source, ["dump_items", "dump_places", "dump_arrivals"], "sm_90")
+    return compile_source(source, [*ENTRIES], "sm_90")
 
 
-def run(entry: str, blocks: int, args: list[object], memory: Memory, threads: int = 1) -> None:
+def run(
+    entry: str,
+    blocks: int,
+    args: list[object],
+    memory: Memory,
+    threads: int = 1,
+    resident: int | None = None,
+) -> None:
     launch(
         program().ptx,
         program().kernels[entry].symbol,
@@ -43,6 +52,7 @@ def run(entry: str, blocks: int, args: list[object], memory: Memory, threads: in
         args,
         memory,
         count=False,
+        resident=resident,
     )
 
 
@@ -94,6 +104,8 @@ def test_small_products_item_by_item(rng: np.random.Generator) -> None:
         k = int(rng.choice([0, 1, rng.integers(2, 100), rng.integers(100, 3000)]))
         schedule = random_schedule(rng)
         cut = decompose(tiles, k, int(rng.choice([1, 8, 16, 33])), schedule, sms, int(rng.integers(1, 4)))
+        if rng.integers(2):
+            cut = behind_whole_waves(cut)  # changes nothing but walks
         for mine, theirs in zip(
             host_items(cut, 0, cut.blocks), device_items(cut, 0, cut.blocks), strict=True
         ):
@@ -141,4 +153,20 @@ def test_one_block_arrives_last_and_the_ticket_wraps(pieces: int) -> None:
         arrived = memory.put(np.full(pieces, -7, np.int32), name="arrived")
         run("dump_arrivals", pieces, [tickets, arrived, pieces], memory, threads=64)
         assert sorted(memory.get(arrived)) == [0] * (pieces - 1) + [1]
+        assert memory.get(tickets)[0] == 0
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 3, 16])
+@pytest.mark.parametrize("resident", [1, 16])
+def test_a_block_is_told_whether_the_others_have_arrived(pieces: int, resident: int) -> None:
+    """One after the other the last need not arrive; all at once, it may still be the last that does."""
+    memory = Memory()
+    tickets = memory.put(np.zeros(1, np.uint32), name="tickets")
+    for _ in range(2):
+        arrived = memory.put(np.full(pieces, -7, np.int32), name="arrived")
+        arguments = [tickets, arrived, pieces]
+        run("dump_asking_arrivals", pieces, arguments, memory, threads=64, resident=resident)
+        last = max(memory.get(arrived))
+        assert last in ((2,) if resident == 1 else (1, 2))
+        assert sorted(memory.get(arrived)) == [0] * (pieces - 1) + [last]
         assert memory.get(tickets)[0] == 0

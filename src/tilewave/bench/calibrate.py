@@ -131,6 +131,7 @@ def measure_all(
     from tilewave.bench.candidates import Memory, measure
     from tilewave.bench.environment import Environment
     from tilewave.compiler import choose_arch, compiler_version
+    from tilewave.compiler.register_pass import architecture_refusal, switched_off
     from tilewave.kernels.ship import compile_all, every_instance
     from tilewave.runtime.driver import Device, Stream
     from tilewave.runtime.kernels import gpu_state
@@ -151,7 +152,12 @@ def measure_all(
     arch = choose_arch(spec.compute_capability).arch
     compiled = sum(1 for _ in compile_all(every_instance(), [arch]))
     say(f"{compiled} kernels compiled for {arch}; {deadline - now():.0f} s left")
-    planner = GemmPlanner(spec, FAMILIES)
+    new_loops = switched_off() is None and architecture_refusal(arch) is None
+    if record["readings"] and record.get("new_loops", False) != new_loops:
+        loops = "without" if new_loops else "with"
+        raise UsageError(f"{path} has readings of kernels {loops} new loops: start a new file")
+    record["new_loops"] = new_loops
+    planner = GemmPlanner(spec, FAMILIES, new_loops=new_loops)
     stream, memory = Stream(device), Memory(device)
     seen = Counter(reading["instance"] for reading in record["readings"])
     while now() < deadline:
@@ -214,7 +220,8 @@ def fit_all(record: dict[str, Any], name: str, say: Callable[[str], None] = prin
             f"{summary['all']}; drawn at random {summary['random']}; rms error {summary['error']:.3f}"
         )
     source = f"benchmarks/results/{name}: {len(readings)} readings at {len(problems)} products"
-    return calibration_record(_fitted_to_all(readings, spec, base), source)
+    fit = _fitted_to_all(readings, spec, base)
+    return calibration_record(fit, source, new_loops=record.get("new_loops", False))
 
 
 def _fitted_to_all(readings: Sequence[Reading], spec: DeviceSpec, base: GemmCosts) -> Fit:

@@ -21,12 +21,16 @@ __device__ __forceinline__ void copy_at_once(unsigned target, const char* source
 }
 #endif
 
-// Starts copying BYTES (4 or 16), aligned to as much on both sides. Copies of 16 bytes pass the L1 cache by.
-template <int BYTES>
+// Starts copying BYTES (4 or 16), aligned to as much on both sides. Copies of 16 bytes pass the L1 cache by. With
+// WHOLE_LINES, L2 is asked to fetch the line of 128 bytes.
+template <int BYTES, bool WHOLE_LINES = false>
 __device__ __forceinline__ void copy_async(unsigned target, const char* source) {
 #if __CUDA_ARCH__ >= 800
     if constexpr (BYTES == 16)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(source) : "memory");
+    else if constexpr (WHOLE_LINES)
+        asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], %2;" ::"r"(target), "l"(source), "n"(BYTES)
+                     : "memory");
     else
         asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target), "l"(source), "n"(BYTES) : "memory");
 #else

@@ -43,7 +43,8 @@ class Instance:
     problem has ceil(m / bm) * ceil(n / bn) * ceil(batches / items) tiles. ``k_groups`` thread groups of a
     block share a slice and are summed in order. ``sequential``: an uncut tile's sum is one chain of fused
     multiply-adds in the order of k, from 0, so that all such instances give the same bits. ``cuttable``: a
-    tile may be cut along K. ``a`` and ``b`` are None where the kernel reads any layout. ``reason`` says what
+    tile may be cut along K; ``keeps_own``: the block that completes a cut tile with its first piece adds the
+    others' to the sums that it holds. ``a`` and ``b`` are None where the kernel reads any layout. ``reason`` says what
     the instance is there for.
     """
 
@@ -65,6 +66,7 @@ class Instance:
     k_groups: int = 1
     sequential: bool = True
     cuttable: bool = True
+    keeps_own: bool = False
 
     def __str__(self) -> str:
         return self.name

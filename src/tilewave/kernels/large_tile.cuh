@@ -8,7 +8,9 @@
 //   and n >= BN);
 // * the last slice of a walk is multiplied in a rolled loop, as deep as K is; a ragged one is also copied there;
 // * pointers step by 64-bit arguments, and the two stages lie a power of two apart, so that one exclusive or moves from
-//   one to the other.
+//   one to the other;
+// * nothing behind the loop needs the pointers: a ragged slice's are worked out anew, so the loop may keep them where
+//   it likes.
 //
 // A thread's sums are plain chains of fused multiply-adds in the order of k.
 #pragma once
@@ -56,36 +58,46 @@ __device__ __forceinline__ Index inside(Index begin, Index extent) {
 // One operand's part of a slice, which lies as [BK][PITCH] in shared memory: X rows of A or columns of B.
 //
 // Along K, vectors of 16 bytes are loaded to registers and stored transposed (a pitch of 4 more than a multiple of 32
-// puts a warp's stores into different banks), and single elements are copied to their transposed place. Along the other
-// axis, whose neighbours must lie side by side, either is copied as it comes.
+// puts a warp's stores into different banks), and single elements are copied to their transposed place; either asks L2
+// for the whole line of 128 bytes, which the next slices read. Along the other axis, whose neighbours must lie side by
+// side, either is copied as it comes.
 template <int X, int BK, int THREADS, bool ALONG_K, int WIDTH>
 struct LargeOperand {
     static constexpr bool BY_REGISTERS = ALONG_K && WIDTH > 4;
     static constexpr int VECTOR = WIDTH / 4;
     static constexpr int PITCH = ALONG_K ? X + 4 : X;
     static constexpr int BYTES = 4 * BK * PITCH;
-    // Threads share a line (a row of A along K, a depth of it along M): PER_LINE of them, each IN_LINE vectors.
-    static constexpr int PER_LINE = ALONG_K ? BK / VECTOR : WIDTH == 4 ? 32 : THREADS / BK;
+    // Threads share a line (a row of A along K, a depth of it along M): PER_LINE of them, each IN_LINE vectors. Along K
+    // a thread takes a whole row if there are rows enough, for a row's vectors need one pointer.
+    static constexpr int ROW_THREADS = BY_REGISTERS && X >= THREADS ? 1 : BK / VECTOR;
+    static constexpr int PER_LINE = ALONG_K ? ROW_THREADS : WIDTH == 4 ? 32 : THREADS / BK;
     static constexpr int LINE_STEP = THREADS / PER_LINE;
-    static constexpr int LINES = (ALONG_K ? X : BK) / LINE_STEP;         // a thread
-    static constexpr int IN_LINE = ALONG_K ? 1 : X / VECTOR / PER_LINE;  // vectors a thread and line
+    static constexpr int LINES = (ALONG_K ? X : BK) / LINE_STEP;                   // a thread
+    static constexpr int IN_LINE = (ALONG_K ? BK : X) / VECTOR / PER_LINE;         // vectors a thread and line
+    static constexpr int VECTOR_STEP = (ALONG_K ? 1 : PER_LINE) * VECTOR;          // from one of them to the next
     static_assert(LINES * LINE_STEP == (ALONG_K ? X : BK), "threads share the lines evenly");
 
     const char* source;  // of the thread's first line
     Index line_bytes;    // from one of its lines to the next
-    float registers[BY_REGISTERS ? LINES * VECTOR : 1];
+    float registers[BY_REGISTERS ? LINES * IN_LINE * VECTOR : 1];
     unsigned target;
     int k;  // depth of the thread's first element
 
-    __device__ __forceinline__ void start(unsigned stage, const float* data, Index x0, Index k0, Index x_stride,
-                                          Index k_stride) {
+    // Sets where this thread's share of a slice goes.
+    __device__ __forceinline__ void place(unsigned stage) {
+        const int tid = thread_index();
+        const int along = tid % PER_LINE * VECTOR, line = tid / PER_LINE;
+        target = stage + 4 * ((ALONG_K ? along : line) * PITCH + (ALONG_K ? line : along));
+    }
+
+    // Points to the slice at depth k0.
+    __device__ __forceinline__ void seek(const float* data, Index x0, Index k0, Index x_stride, Index k_stride) {
         const int tid = thread_index();
         const int along = tid % PER_LINE * VECTOR, line = tid / PER_LINE;
         k = ALONG_K ? along : line;
         const int x = ALONG_K ? line : along;
         source = reinterpret_cast<const char*>(data + (x0 + x) * x_stride + (k0 + k) * k_stride);
         line_bytes = 4 * LINE_STEP * (ALONG_K ? x_stride : k_stride);
-        target = stage + 4 * (k * PITCH + x);
     }
 
     // Starts bringing this thread's share of the next slice, CHECKED: of its first `depth` depths.
@@ -97,18 +109,18 @@ struct LargeOperand {
 #pragma unroll
         for (int i = 0; i < LINES; ++i) {
             if (i > 0) from = step_by(from, line_bytes);
-            if (CHECKED && k + (ALONG_K ? 0 : i * LINE_STEP) >= depth) continue;
-            if constexpr (BY_REGISTERS) {
-                asm volatile("ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4];"
-                             : "=f"(registers[4 * i]), "=f"(registers[4 * i + 1]), "=f"(registers[4 * i + 2]),
-                               "=f"(registers[4 * i + 3])
-                             : "l"(from));
-            } else {
 #pragma unroll
-                for (int v = 0; v < IN_LINE; ++v) {
-                    const int along = v * PER_LINE * VECTOR;
+            for (int v = 0; v < IN_LINE; ++v) {
+                const int along = v * VECTOR_STEP;
+                if (CHECKED && k + (ALONG_K ? along : i * LINE_STEP) >= depth) continue;
+                if constexpr (BY_REGISTERS) {
+                    float* const to = registers + (i * IN_LINE + v) * VECTOR;
+                    asm volatile("ld.global.nc.L2::128B.v4.f32 {%0, %1, %2, %3}, [%4];"
+                                 : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3])
+                                 : "l"(from + 4 * along));
+                } else {
                     const int place = ALONG_K ? i * LINE_STEP : i * LINE_STEP * PITCH + along;
-                    copy_async<WIDTH>(target + 4 * place, from + 4 * along);
+                    copy_async<WIDTH, ALONG_K>(target + 4 * place, from + 4 * along);
                 }
             }
         }
@@ -122,9 +134,9 @@ struct LargeOperand {
 #pragma unroll
             for (int i = 0; i < LINES; ++i)
 #pragma unroll
-                for (int e = 0; e < VECTOR; ++e)
+                for (int e = 0; e < IN_LINE * VECTOR; ++e)
                     asm volatile("st.shared.f32 [%0], %1;" ::"r"(target + 4 * (e * PITCH + i * LINE_STEP)),
-                                 "f"(registers[i * VECTOR + e])
+                                 "f"(registers[i * IN_LINE * VECTOR + e])
                                  : "memory");
         }
     }
@@ -143,6 +155,7 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32, MIN_BLOCKS) large_tile(
     constexpr int BM = WARPS_M * WARP, BN = WARPS_N * WARP, THREADS = WARPS_M * WARPS_N * 32;
     using A = LargeOperand<BM, BK, THREADS, A_ALONG_K, A_WIDTH>;
     using B = LargeOperand<BN, BK, THREADS, B_ALONG_K, B_WIDTH>;
+    constexpr bool COPIES = !A::BY_REGISTERS || !B::BY_REGISTERS;  // whether any are asynchronous
     // Dynamic shared memory, all that there is, begins at address 0, or at 1024 where the system keeps the first
     // kilobyte. The task lies behind the stages.
     constexpr int STAGE_BYTES = large_stage_bytes(A::BYTES + B::BYTES);
@@ -156,13 +169,14 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32, MIN_BLOCKS) large_tile(
         A a;
         B b;
         Index left = task->work.k_end - task->work.k_begin;  // depth that is not multiplied yet
-        {
+        a.place(stage);
+        b.place(stage + A::BYTES);
+        const auto seek = [&](Index k) {
             const Item item = item_of(args, task->place.batch);
-            const Index k_begin = task->work.k_begin;
-            a.start(stage, item.a, inside<BM>(task->place.row * BM, args.m), k_begin, args.a.row, args.a.column);
-            b.start(stage + A::BYTES, item.b, inside<BN>(task->place.column * BN, args.n), k_begin, args.b.column,
-                    args.b.row);
-        }
+            a.seek(item.a, inside<BM>(task->place.row * BM, args.m), k, args.a.row, args.a.column);
+            b.seek(item.b, inside<BN>(task->place.column * BN, args.n), k, args.b.column, args.b.row);
+        };
+        seek(task->work.k_begin);
         unsigned a_read, b_read;
         {
             const LargePlace own(WARPS_N);
@@ -200,14 +214,17 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32, MIN_BLOCKS) large_tile(
         const auto arrive = [&] {
             a.store();
             b.store();
-            wait_for_copies<0>();
+            if (COPIES) wait_for_copies<0>();
             __syncthreads();
+        };
+        const auto commit = [&] {
+            if (COPIES) commit_copies();
         };
 
         // The first slice, which may be the only one and ragged.
         a.template load<true>(static_cast<int>(smaller(BK, left)));
         b.template load<true>(static_cast<int>(smaller(BK, left)));
-        commit_copies();
+        commit();
         a.step(args.a_step);
         b.step(args.b_step);
         arrive();
@@ -223,13 +240,13 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32, MIN_BLOCKS) large_tile(
             do {
                 a.template load<false>(BK);
                 b.template load<false>(BK);
-                commit_copies();
-                a.step(args.a_step);
-                b.step(args.b_step);
+                commit();
 #pragma unroll
                 for (int k = 0; k < BK; ++k) {
                     if (k == BK - 1) {
                         arrive();
+                        a.step(args.a_step);  // late, when the loads have long read the pointers
+                        b.step(args.b_step);
                         other_stage();
                         read(0, 0);
                     } else {
@@ -246,9 +263,10 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32, MIN_BLOCKS) large_tile(
             const int depth = static_cast<int>(smaller(BK, left));
             left -= depth;
             if (left > 0) {
+                seek(task->work.k_end - left);
                 a.template load<true>(static_cast<int>(left));
                 b.template load<true>(static_cast<int>(left));
-                commit_copies();
+                commit();
             }
             unsigned a_at = a_read, b_at = b_read;
 #pragma unroll 1
@@ -271,20 +289,28 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32, MIN_BLOCKS) large_tile(
         if (task->work.slot >= 0) {
             constexpr int TILE = BM * BN;
             float* const slots = args.partials + 4 * thread_index();
-#pragma unroll
-            for (int i = 0; i < TM; ++i)
-#pragma unroll
-                for (int j = 0; j < TN; j += 4)
-                    store_vector(slots + task->work.slot * TILE + (i * TN + j) * THREADS, sum[i][j], sum[i][j + 1],
-                                 sum[i][j + 2], sum[i][j + 3]);
-            finishes = arrives_last(args.tickets, task->work, &task->last);
-            if (finishes) {
+            // Sums are added in the order of the pieces; of two pieces the order makes no difference.
+            const bool first_in_order = task->work.piece == 0 || task->work.pieces == 2;
+            const bool keeps_own = first_in_order && others_arrived(args.tickets, task->work, &task->last);
+            if (!keeps_own) {
 #pragma unroll
                 for (int i = 0; i < TM; ++i)
 #pragma unroll
-                    for (int j = 0; j < TN; ++j) sum[i][j] = 0.0f;
+                    for (int j = 0; j < TN; j += 4)
+                        store_vector(slots + task->work.slot * TILE + (i * TN + j) * THREADS, sum[i][j], sum[i][j + 1],
+                                     sum[i][j + 2], sum[i][j + 3]);
+                finishes = arrives_last(args.tickets, task->work, &task->last);
+                if (finishes) {
+#pragma unroll
+                    for (int i = 0; i < TM; ++i)
+#pragma unroll
+                        for (int j = 0; j < TN; ++j) sum[i][j] = -0.0f;  // added to anything it changes nothing
+                }
+            }
+            if (finishes) {
 #pragma unroll 1
                 for (int piece = 0; piece < static_cast<int>(task->work.pieces); ++piece) {
+                    if (keeps_own && piece == task->work.piece) continue;
                     const float* const source = slots + slot_of(args.cut, task->work, piece) * TILE;
 #pragma unroll
                     for (int i = 0; i < TM; ++i)

@@ -6,9 +6,10 @@
 // products stay within the total number of slices, which the host keeps below 2^63.
 //
 // Partial sums: each piece of a cut tile goes to its own slot of the workspace, then its block calls
-// arrives_last(). The block that is told true sums the tile's slots in piece order and writes C. No block waits
-// for another, so any part of the GPU can be busy elsewhere; the sum's order is fixed, so the bits are the same
-// in every run.
+// arrives_last(). The block that is told true sums the tile's slots in piece order and writes C. A block whose sums
+// come first in that order may ask others_arrived() before it stores them: told true, it is the last, and keeps them
+// in registers. No block waits for another, so any part of the GPU can be busy elsewhere; the sum's order is fixed,
+// so the bits are the same in every run.
 //
 // Needs no toolkit header.
 #pragma once
@@ -165,6 +166,21 @@ __device__ __forceinline__ bool arrives_last(unsigned int* tickets, const WorkIt
     bool is_last = *flag != 0;
     __threadfence();  // no partial sum is read before the ticket was
     return is_last;
+}
+
+// Called by all threads of a block before they store the partial sums of a piece: true in every thread if the blocks of
+// all other pieces have arrived. Then their slots may be read, the counter is 0 again, and this block need not arrive.
+__device__ __forceinline__ bool others_arrived(unsigned int* tickets, const WorkItem& item, int* flag) {
+    if (threadIdx.x == 0) {
+        unsigned int* const counter = tickets + item.ticket;
+        bool all = atomicAdd(counter, 0u) == static_cast<unsigned int>(item.pieces) - 1;
+        if (all) atomicExch(counter, 0u);  // nobody else comes any more
+        *flag = all;
+    }
+    __syncthreads();
+    bool all = *flag != 0;
+    __threadfence();  // no partial sum is read before the counter was
+    return all;
 }
 
 }  // namespace tilewave

@@ -18,7 +18,7 @@ run.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from tilewave.errors import UsageError
@@ -297,6 +297,16 @@ def decompose(
         return Decomposition(tiles, k, depth, tiles, 1, 0)
     whole = 0 if kind is ScheduleKind.SPLIT_K else tiles // sms * sms
     return Decomposition(tiles, k, depth, whole, pieces, 0)
+
+
+def behind_whole_waves(walk: Decomposition) -> Decomposition:
+    """A walk that leaves all full waves of tiles but the last to blocks of their own, a block a tile.
+
+    A wave is as many tiles as the walk has walkers. They share what is left, one to two waves, so they are as
+    evenly loaded as before, but most tiles run side by side, where they read the same slices of A and B.
+    """
+    waves = walk.tiles // walk.walkers if walk.walkers else 0
+    return replace(walk, whole_tiles=max(0, waves - 1) * walk.walkers)
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ def _instance(warps_m: int, warps_n: int, blocks: int, reason: str, a: Access, b
         a=a,
         b=b,
         reason=f"{reason}; layout {letters.upper()}, {_WORDS[a.width]}",
+        keeps_own=True,
     )
 
 

@@ -15,6 +15,7 @@ from tilewave.planner.schedules import (
     Decomposition,
     Schedule,
     ScheduleKind,
+    behind_whole_waves,
     decompose,
     split_k,
     stream_k,
@@ -77,12 +78,14 @@ def bind(weigher: Weigher, k: int, schedule: Schedule, sms: int, options: PlanOp
     """The decomposition that a schedule comes to for a weigher's tiles.
 
     Whole tiles get a block each; where ``max_sms`` or CUDA's limit allows fewer blocks, so many blocks walk
-    over whole tiles instead, with the same bits: a tile is then one slice as deep as K.
+    over whole tiles instead, with the same bits: a tile is then one slice as deep as K. A walk follows whole
+    waves of such blocks, unless the number of blocks is capped.
     """
     tiles, capped = weigher.tiles, options.max_sms is not None
     walkers = sms if capped else sms * weigher.model.resident
     if schedule.kind is ScheduleKind.STREAM_K_WALK:
-        return decompose(tiles, k, weigher.depth, schedule, walkers)
+        walk = decompose(tiles, k, weigher.depth, schedule, walkers)
+        return walk if capped else behind_whole_waves(walk)
     if schedule.kind is ScheduleKind.DATA_PARALLEL and tiles > (sms if capped else MAX_BLOCKS):
         return Decomposition(tiles, k, weigher.slices * weigher.depth, 0, 1, walkers)
     return decompose(tiles, k, weigher.depth, schedule, sms, LEAST_SLICES)

@@ -4,12 +4,13 @@ Without a calibration the constants are theory: shares of what the GPU's record 
 measured elsewhere, or assumed. Each one says which. A calibration is a packaged JSON file per GPU model,
 ``planner/gemm/calibration/NAME.json``::
 
-    {"device": "H200", "source": "how it was measured",
+    {"device": "H200", "source": "how it was measured", "new_loops": false,
      "constants": {"launch": {"value": 2.1, "source": "..."}},
      "factors": {"INSTANCE": 1.07}, "tile_factors": {"INSTANCE": 0.9}}
 
 A factor multiplies the time that the model gives an instance's arithmetic, a tile factor what it gives
 each tile beside that: two numbers a kernel, for the one shows at deep products and the other at shallow ones.
+``new_loops`` says whether the kernels were measured with the loops of the register-file pass.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class GemmCosts:
     cannot go by 16 bytes. ``combining`` and ``partials``: a workspace costs the one once, and its bytes,
     written and read, go at the other share of the bandwidth. ``overlap``: of arithmetic and traffic, the
     share of the shorter that shows beside the longer. ``walk`` multiplies the work of blocks that walk across
-    tiles. ``l2``: share of L2 in which operands stay.
+    tiles. ``l2``: share of L2 in which operands stay. ``new_loop`` multiplies the arithmetic of a kernel
+    whose loop the register-file pass emits anew, unless the factors are of such kernels (``new_loops``).
     """
 
     launch: Constant
@@ -65,9 +67,11 @@ class GemmCosts:
     overlap: Constant
     walk: Constant
     l2: Constant
+    new_loop: Constant
     factors: Mapping[str, float] = field(default_factory=dict)
     tile_factors: Mapping[str, float] = field(default_factory=dict)
     calibration: str | None = None
+    new_loops: bool = False
 
     def constants(self) -> dict[str, Constant]:
         """Every constant by name."""
@@ -77,13 +81,19 @@ class GemmCosts:
         """What an instance's arithmetic takes, in terms of the model's; 1 where nobody measured."""
         return self.factors.get(instance.name, 1.0)
 
+    def new_loop_factor(self) -> float:
+        """What the arithmetic of a kernel with a new loop takes beside what ``factor`` says."""
+        return 1.0 if self.new_loops else self.new_loop.value
+
     def tile_factor(self, instance: Instance) -> float:
         """The same for what a tile takes beside its arithmetic."""
         return self.tile_factors.get(instance.name, 1.0)
 
 
 _NAMES = tuple(
-    entry.name for entry in fields(GemmCosts) if entry.name not in ("factors", "tile_factors", "calibration")
+    entry.name
+    for entry in fields(GemmCosts)
+    if entry.name not in ("factors", "tile_factors", "calibration", "new_loops")
 )
 THEORY = GemmCosts(
     launch=Constant(2.35, "us", Basis.REPORTED, _SMALL_STUDY),
@@ -110,6 +120,12 @@ THEORY = GemmCosts(
         1.2, "times the work", Basis.ASSUMED, "between 1.40 on a GB10 (the article) and about 1.03 on an H200"
     ),
     l2=Constant(0.5, "of L2", Basis.ASSUMED, "the other half holds C and what streams through"),
+    new_loop=Constant(
+        0.9,
+        "times as long",
+        Basis.DERIVED,
+        "the median of 66 comparisons on an H200, benchmarks/results/reemitted_h200.json",
+    ),
 )
 
 
@@ -122,6 +138,7 @@ class Calibration:
     constants: Mapping[str, Constant]
     factors: Mapping[str, float]
     tile_factors: Mapping[str, float] = field(default_factory=dict)
+    new_loops: bool = False
 
     @classmethod
     def from_json(cls, text: str) -> Calibration:
@@ -155,6 +172,7 @@ class Calibration:
             },
             factors,
             tile_factors,
+            bool(record.get("new_loops", False)),
         )
 
     def applied(self, costs: GemmCosts = THEORY) -> GemmCosts:
@@ -165,6 +183,7 @@ class Calibration:
             factors=dict(self.factors),
             tile_factors=dict(self.tile_factors),
             calibration=self.source,
+            new_loops=self.new_loops,
             **changes,
         )
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from tilewave.device.spec import DeviceSpec
 from tilewave.kernels.instances import Access, Instance
-from tilewave.planner.cost import moved_pieces
+from tilewave.planner.combining import moved_pieces
 from tilewave.planner.gemm.costs import GemmCosts
 from tilewave.planner.gemm.records import FLOAT_BYTES, GemmEstimate
 from tilewave.planner.gemm.resources import residency
@@ -31,6 +31,10 @@ _WALKER_TILES = 0.5
 _WALK_COMBINING = 1.5
 """Fixed costs of combining in a walk, in terms of other schedules': fitted to an H200's readings. A walker
 may leave two pieces, one after the other."""
+
+_WALK_SIZE = 64
+"""Assumed: a walk reads again from memory what tiles side by side would share in L2. The constant is that
+of square tiles of this size; larger ones read less for a multiply-add."""
 
 _SECTOR = 8  # floats of a 32-byte sector, the least that memory moves
 
@@ -169,10 +173,13 @@ class InstanceModel:
     sub_partitions: int
 
     @classmethod
-    def of(cls, instance: Instance, spec: DeviceSpec, costs: GemmCosts) -> InstanceModel:
-        """The model of an instance on a GPU."""
+    def of(
+        cls, instance: Instance, spec: DeviceSpec, costs: GemmCosts, *, new_loop: bool = False
+    ) -> InstanceModel:
+        """The model of an instance on a GPU; ``new_loop``: the register-file pass emits its loop anew."""
         resident, refusal = residency(instance, spec)
         rate = spec.fp32_lanes_per_sm * spec.clock_mhz * fma_share(instance, costs)
+        new = costs.new_loop_factor() if new_loop else 1.0
         threads = max(1, instance.threads // instance.k_groups)
         narrow = sum(
             extent
@@ -189,7 +196,7 @@ class InstanceModel:
             instance,
             refusal,
             resident,
-            (1 + narrow_share) * costs.factor(instance) / rate,
+            (1 + narrow_share) * costs.factor(instance) * new / rate,
             instance.threads / spec.warp_size / spec.sub_partitions,
             costs.few_warps.value,
             costs.round.value / spec.clock_mhz,
@@ -214,6 +221,7 @@ class Weigher:
         "_tile",
         "_tile_bytes",
         "_waits",
+        "_walk",
         "band",
         "depth",
         "model",
@@ -259,6 +267,7 @@ class Weigher:
         self._slice_bytes = FLOAT_BYTES * k * (rows * per_item_a + columns * per_item_b) / self.slices
         self._out_bytes = traffic.outputs / max(1, self.tiles)
         self._tile_bytes = FLOAT_BYTES * bm * bn * all_items
+        self._walk = 1 + (rates.walk - 1) * min(1.0, _WALK_SIZE / 2 * (1 / bm + 1 / bn))
 
         self.band = self._band(problem, rates.sms * max(1, model.resident))
         self._memory = (traffic.total + self._read_again(problem, traffic)) / rates.memory
@@ -282,15 +291,6 @@ class Weigher:
             return 0.0
         return (-(-self.tiles_m // self.band) - 1) * float(traffic.b)
 
-    def least(self) -> float:
-        """What no schedule can beat: all work spread evenly, with all warps, and memory's time."""
-        rates = self._rates
-        busy = self.slices * self._busy * min(1.0, rates.walk)
-        compute = self.tiles * (busy + self._tile) / rates.sms
-        return rates.launch + self._together(compute, self._memory)
-
-    def least_of(self, schedule: Schedule) -> float:
-        """What a schedule cannot beat, quicker to find than its estimate."""
     @property
     def tile_bytes(self) -> int:
         """Bytes of a tile's sums."""
@@ -314,6 +314,15 @@ class Weigher:
         """What a tile takes from its first slice on where no other block shares the SM; of a cut one, a piece."""
         return -(-self.slices // pieces) * (self._slice + self._waits) + self._tile
 
+    def least(self) -> float:
+        """What no schedule can beat: all work spread evenly, with all warps, and memory's time."""
+        rates = self._rates
+        busy = self.slices * self._busy * min(1.0, rates.walk)
+        compute = self.tiles * (busy + self._tile) / rates.sms
+        return rates.launch + self._together(compute, self._memory)
+
+    def least_of(self, schedule: Schedule) -> float:
+        """What a schedule cannot beat, quicker to find than its estimate."""
         rates, tiles, pieces = self._rates, self.tiles, schedule.pieces
         if schedule.kind is ScheduleKind.DATA_PARALLEL:
             compute = -(-tiles // rates.sms) * (self.slices * self._busy + self._tile)
@@ -352,10 +361,13 @@ class Weigher:
         work = busiest * self._slice
         if walkers:
             tiles = -(-cut.tiles // sms)
+            walking = -(-walkers // sms)
             if cut_slices > 1:
-                tiles = busiest / self.slices + _WALKER_TILES * on_sm
-                work *= rates.walk
-            rounds = tiles / min(on_sm, resident)
+                tiles = busiest / self.slices + _WALKER_TILES * walking
+                walked = busiest - cut.whole_tiles // sms * self.slices
+                work += walked * self._slice * (self._walk - 1)
+            chain = busiest / min(walking, resident)
+            rounds = tiles / min(walking, resident)
         elif cut.pieces > 1 and cut.whole_tiles:
             # Once the pieces beside it are done, a whole tile has the SM to itself and hides nothing.
             chain = max(self.slices, busiest / min(on_sm, resident))
@@ -367,8 +379,12 @@ class Weigher:
         memory = max(self._memory, through_l2)
         combining = 0.0
         if cut_slices > 1 and (slots := cut.slots):
+            moved = moved_pieces(cut, sms)
+            if walkers and self.model.instance.keeps_own:
+                # A walker ends with the first piece of a tile, when the others have long been stored.
+                slots, moved = slots // 2, moved - 2
             everyone = 2 * slots * self._tile_bytes / rates.partials
-            busiest_sm = moved_pieces(cut, sms) * self._tile_bytes / rates.sm
+            busiest_sm = moved * self._tile_bytes / rates.sm
             combining = rates.combining * (_WALK_COMBINING if walkers else 1.0) + max(everyone, busiest_sm)
         total = rates.launch + self._together(compute, memory) + combining
         return total, compute, memory, combining, rates.launch

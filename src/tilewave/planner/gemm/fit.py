@@ -352,8 +352,13 @@ def losses(
     return sorted(found, key=lambda loss: -loss.ratio)
 
 
-def calibration_record(fit: Fit, source: str, base: GemmCosts = THEORY) -> dict[str, Any]:
-    """The fitted constants and factors as the content of a calibration file."""
+def calibration_record(
+    fit: Fit, source: str, base: GemmCosts = THEORY, *, new_loops: bool = False
+) -> dict[str, Any]:
+    """The fitted constants and factors as the content of a calibration file.
+
+    ``new_loops``: the readings are of kernels with the loops of the register-file pass.
+    """
     constants = {
         name: {"value": float(f"{getattr(fit.costs, name).value:.5g}"), "source": source}
         for name in FITTED
@@ -362,6 +367,7 @@ def calibration_record(fit: Fit, source: str, base: GemmCosts = THEORY) -> dict[
     return {
         "device": fit.spec.name,
         "source": source,
+        "new_loops": new_loops,
         "constants": constants,
         "factors": _rounded(fit.costs.factors),
         "tile_factors": _rounded(fit.costs.tile_factors),

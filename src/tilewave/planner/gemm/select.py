@@ -9,9 +9,11 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, overload
 
+from tilewave.compiler.register_pass import architecture_refusal, switched_off
 from tilewave.device.spec import DeviceSpec
 from tilewave.errors import UsageError
 from tilewave.kernels.instances import Family, Instance
+from tilewave.kernels.new_loops import instance_refusal
 from tilewave.planner.gemm.candidates import bind, schedules_for, why_useless
 from tilewave.planner.gemm.costs import GemmCosts, costs_for
 from tilewave.planner.gemm.estimate import InstanceModel, Rates, Traffic, Weigher
@@ -38,11 +40,20 @@ _Rank = tuple[float, float, int, int, int]
 class GemmPlanner:
     """Plans for one GPU with one set of kernels and constants; keeps the plans that it made.
 
-    Threads may share it.
+    ``new_loops``: kernels run with the loops of the register-file pass where it takes them. Threads may share
+    a planner.
     """
 
-    def __init__(self, spec: DeviceSpec, families: Sequence[Family], costs: GemmCosts | None = None) -> None:
+    def __init__(
+        self,
+        spec: DeviceSpec,
+        families: Sequence[Family],
+        costs: GemmCosts | None = None,
+        *,
+        new_loops: bool = False,
+    ) -> None:
         self.spec = spec
+        self.new_loops = new_loops and architecture_refusal(spec.arch) is None
         self.families = tuple(families)
         self.costs = costs_for(spec.name) if costs is None else costs
         self._models: dict[str, InstanceModel] = {}
@@ -196,7 +207,9 @@ class GemmPlanner:
         """What an instance costs on this GPU, worked out once."""
         model = self._models.get(instance.name)
         if model is None:
-            model = self._models[instance.name] = InstanceModel.of(instance, self.spec, self.costs)
+            new = self.new_loops and instance_refusal(instance) is None
+            model = InstanceModel.of(instance, self.spec, self.costs, new_loop=new)
+            self._models[instance.name] = model
         return model
 
     def _rates_of(self, sms: int) -> Rates:
@@ -285,7 +298,7 @@ def planner_of(spec: DeviceSpec) -> GemmPlanner:
 
     with _planners_lock:
         equal = next((planner for planner in _planners.values() if planner.spec == spec), None)
-        planner = GemmPlanner(spec, FAMILIES)
+        planner = GemmPlanner(spec, FAMILIES, new_loops=switched_off() is None)
         if equal is not None:
             planner._plans, planner._models, planner._lock = equal._plans, equal._models, equal._lock
         _planners[id(spec)] = planner
