@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from numbers import Integral
@@ -12,14 +13,15 @@ from tilewave.call import GemmCall, activation_of, check_precision, collect
 from tilewave.device import DeviceSpec, get_spec, query_device
 from tilewave.errors import NotBuiltError, UsageError
 from tilewave.host import gpu_for_host_operands
+from tilewave.kernels.new_loops import prospect, written_for_the_pass
 from tilewave.normalise import Normalised, normalise
 from tilewave.on_device import copy_problem, normalised_problem
 from tilewave.planner.fp16x3 import plan_fp16x3
 from tilewave.planner.gemm import GemmPlan, PlanOptions, explain_plan, plan_gemm
-from tilewave.problem import Activation, GemmProblem, MatrixLayout, Precision
-from tilewave.semantics import contiguous
 from tilewave.planner.gemm.explain_group import explain_group
 from tilewave.planner.gemm.group import GroupPlan
+from tilewave.problem import Activation, GemmProblem, MatrixLayout, Precision
+from tilewave.semantics import contiguous
 
 LAYOUTS = ("NN", "NT", "TN", "TT")
 """Layouts of a and b in BLAS's letters: T where the matrix is stored transposed, columns next to one
@@ -150,11 +152,17 @@ def explain(*arguments: Any, **keywords: Any) -> str:
     """A plan in prose: the choice, what binds it, what could be changed, and each rejected candidate.
 
     Takes the sizes and options that `plan` takes (``explain(4096, 4096, 4096, device="H200")``), or a plan,
-    or several. Raises ``UsageError`` for anything else.
+    or several; or two arrays and what `plan_for` takes besides (``explain(a, b, precision="fp16x3")``): that
+    also tells the bound on the error of these very operands, which are copied to the host for it. Raises
+    ``UsageError`` for anything else.
     """
     first = arguments[0] if arguments else None
     if hasattr(first, "shape") and not isinstance(first, Integral):
-        raise UsageError("explain takes sizes or plans; for arrays: explain(plan_for(a, b))")
+        if len(arguments) < 2 or not hasattr(arguments[1], "shape"):
+            raise UsageError("explain takes two arrays (a, b), sizes (m, n, k) or plans")
+        bound = _bound_of(arguments[0], arguments[1], **keywords)
+        plans = plan_for(*arguments, **keywords)
+        return "\n\n".join([*(explain(each) for each in plans), *bound])
     if isinstance(first, GemmPlan | GroupPlan):
         plans = arguments
     elif isinstance(first, tuple) and len(arguments) == 1:
@@ -162,9 +170,12 @@ def explain(*arguments: Any, **keywords: Any) -> str:
     else:
         plans = (plan(*arguments, **keywords),)
         keywords = {}
-    if keywords or not all(isinstance(each, GemmPlan) for each in plans):
-        raise UsageError("explain takes a plan, the plans of plan_for, or what plan takes")
-    return "\n\n".join(explain_plan(each) for each in plans)
+    if keywords or not all(isinstance(each, GemmPlan | GroupPlan) for each in plans):
+        raise UsageError("explain takes a plan, the plans of plan_for or plan_grouped, or what plan takes")
+    return "\n\n".join(
+        explain_group(each) if isinstance(each, GroupPlan) else explain_plan(each, loop=_loop(each))
+        for each in plans
+    )
 
 
 def prepare(
@@ -183,18 +194,19 @@ def prepare(
     for problem in problems:
         if isinstance(problem, GemmPlan | GroupPlan):
             plans.append(problem)
-        elif isinstance(problem, Sequence) and len(problem) == 3:
-            plans.append(plan(*problem, device=device, **options))
-        else:
         elif isinstance(problem, Sequence) and all(
             isinstance(each, GemmPlan | GroupPlan) for each in problem
         ):
             plans += problem
+        elif isinstance(problem, Sequence) and len(problem) == 3:
+            plans.append(plan(*problem, device=device, **options))
+        else:
             raise UsageError(
                 f"cannot prepare {_named(problem)}; accepted is a list of plans and sizes (m, n, k); for "
                 "arrays: prepare(plan_for(a, b))"
             )
     from tilewave.runtime.execute import prepare_plan
+    from tilewave.runtime.group import prepare_group
 
     for each in plans:
         if isinstance(each, GroupPlan):
@@ -203,7 +215,19 @@ def prepare(
             prepare_plan(each, device=device, branches=branches)
     return tuple(plans)
 
-    from tilewave.runtime.group import prepare_group
+
+def _loop(plan: GemmPlan) -> str | None:
+    """Which steady loop a plan's kernel runs, or would run, in words; None for kernels that have but one."""
+    if (kernels := sys.modules.get("tilewave.runtime.kernels")) is not None:
+        in_use = kernels.loop_in_use(plan.device, plan.instance.name)
+        if in_use is not None and written_for_the_pass(plan.instance):
+            return str(in_use)
+    try:
+        arch = get_spec(plan.device).arch
+    except UsageError:  # a GPU that only its driver knows
+        arch = None
+    return prospect(plan.instance, arch)
+
 
 def _planned(precision: Precision) -> Precision:
     """A mode that has plans."""
@@ -212,6 +236,26 @@ def _planned(precision: Precision) -> Precision:
             f"plans of precision {precision.value!r} are not built yet; accepted are 'ieee' and 'fp16x3'"
         )
     return precision
+
+
+def _bound_of(
+    a: Any,
+    b: Any,
+    *,
+    precision: Precision | str = Precision.IEEE,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    **_: Any,
+) -> tuple[str, ...]:
+    """The bound on the error of a product of these arrays, in words; nothing where there is no product."""
+    from tilewave.checking import operands_on_host
+    from tilewave.precision.account import account_of_bound
+
+    mode = check_precision(precision)
+    left, right = operands_on_host(a, b, transpose_a, transpose_b)
+    if 0 in (*left.shape, *right.shape):
+        return ()
+    return (account_of_bound(mode.value, left, right),)
 
 
 def _size(value: Any, name: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,8 +20,9 @@ from reemitted_kernels import (
     some,
 )
 
-from tilewave.compiler import Source, compile_source
-from tilewave.compiler.sass import OFF_SWITCH, image_to_load, reemit
+from tilewave.compiler import Source, compile_source, register_pass, shipped
+from tilewave.compiler.register_pass import OFF_SWITCH, PassOutcome, pass_outcome
+from tilewave.compiler.sass import reemit
 from tilewave.compiler.sass.flow import live_before, steady_loop
 from tilewave.compiler.sass.mapping import UnsuitableLoop, map_loop
 from tilewave.compiler.sass.patch import with_words
@@ -28,9 +30,10 @@ from tilewave.compiler.sass.register_file import score
 from tilewave.compiler.sass.registers import register_operands
 from tilewave.emulator.sass import Cubin, decode, decode_function
 from tilewave.errors import EmulationError
+from tilewave.kernels import ship
+from tilewave.kernels.build import compile_instance
 from tilewave.kernels.instances import Instance
 from tilewave.planner.schedules import DATA_PARALLEL, STREAM_K_WALK, split_k
-from tilewave.runtime.kernels import _reordered
 
 KINDS = ("normal", "integers", "special")
 SCHEDULES = (DATA_PARALLEL, split_k(2), STREAM_K_WALK)
@@ -118,23 +121,54 @@ def test_a_spoiled_loop_shows(rng: Generator) -> None:
 
 def test_the_switch(rng: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = compiled(shared_instance(rng))
-    monkeypatch.setenv(OFF_SWITCH, "0")
-    outcome = reemit(kernel.program, kernel.symbol)
-    assert (outcome.cubin, outcome.report) == (None, None)
-    assert outcome.reason == f"the register-file pass is switched off by {OFF_SWITCH}=0"
-    for value in ("0", "", "yes"):
+    for value in ("0", "off", "no"):
         monkeypatch.setenv(OFF_SWITCH, value)
-        assert image_to_load(kernel.program, kernel.symbol) == kernel.program.cubin
-    monkeypatch.delenv(OFF_SWITCH)
-    assert image_to_load(kernel.program, kernel.symbol) == kernel.program.cubin
-    monkeypatch.setenv(OFF_SWITCH, "1")
-    assert image_to_load(kernel.program, kernel.symbol) == reemit(kernel.program, kernel.symbol).cubin
-    assert _reordered(kernel.program, kernel.symbol) == reemit(kernel.program, kernel.symbol).cubin
-    monkeypatch.delenv(OFF_SWITCH)
-    assert _reordered(kernel.program, kernel.symbol) == kernel.program.cubin
-    monkeypatch.setenv(OFF_SWITCH, "1")
-    other = replace(kernel.program, arch="sm_80")
-    assert image_to_load(other, kernel.symbol) == kernel.program.cubin
+        for outcome in (reemit, pass_outcome):
+            found = outcome(kernel.program, kernel.symbol)
+            assert found.cubin is None
+            assert found.reason == f"the register-file pass is switched off by {OFF_SWITCH}={value}"
+    for value in ("1", "", None):
+        if value is None:
+            monkeypatch.delenv(OFF_SWITCH)
+        else:
+            monkeypatch.setenv(OFF_SWITCH, value)
+        made = reemit(kernel.program, kernel.symbol).cubin
+        assert made is not None
+        assert pass_outcome(kernel.program, kernel.symbol).cubin == made
+
+
+def test_the_outcome_is_shipped_and_kept(
+    rng: Generator, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What a wheel brings is taken before the cache, and the cache before the pass is run again."""
+    instance = shared_instance(rng)
+    program, kernel = compile_instance(instance, "sm_90")
+    monkeypatch.delenv(OFF_SWITCH, raising=False)
+    monkeypatch.delenv("TILEWAVE_NVRTC", raising=False)
+    monkeypatch.setenv("TILEWAVE_CACHE_DIR", str(tmp_path / "cache"))
+    key = register_pass.outcome_key(program.cubin, kernel.symbol)
+    assert key is not None
+    made = register_pass.made_outcome(program, kernel.symbol)
+    assert ship._new_loop((program, kernel.symbol)) == (key, register_pass.encode(made))
+    for outcome in (made, PassOutcome(None, "a reason", ""), PassOutcome(b"code", None, "words")):
+        assert register_pass.decode(register_pass.encode(outcome)) == outcome
+    _forget(monkeypatch)
+    assert register_pass.pass_outcome(program, kernel.symbol) == made
+    monkeypatch.setattr(register_pass, "made_outcome", None)  # it cannot be called any more
+    _forget(monkeypatch)
+    assert register_pass.pass_outcome(program, kernel.symbol) == made
+    sent = PassOutcome(b"shipped", None, "from the wheel")
+    shipped.write(tmp_path, "sm_90", [], [(key, register_pass.encode(sent))])
+    monkeypatch.setattr(shipped, "DIRECTORY", tmp_path)
+    _forget(monkeypatch)
+    assert register_pass.pass_outcome(program, kernel.symbol) == sent
+    monkeypatch.setenv("TILEWAVE_SHIPPED", "0")
+    _forget(monkeypatch)
+    assert register_pass.pass_outcome(program, kernel.symbol) == made
+
+
+def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(register_pass, "_outcomes", {})
 
 
 def test_what_was_not_tested_is_left_alone(rng: Generator) -> None:

@@ -25,6 +25,7 @@ class FakeGpu(types.ModuleType):
         self.memory: dict[int, Any] = {}
         self.launches: list[tuple[tuple[Any, ...], bytes]] = []
         self.current = 0
+        self.pushed: list[int] = []
         self.forbidden_in_capture = {
             "cuMemAllocAsync",
             "cuMemAlloc",
@@ -77,12 +78,12 @@ class FakeGpu(types.ModuleType):
         return (self.current % 100,)
 
     def on_cuCtxPushCurrent(self, context: int) -> tuple[()]:
-        self.pushed = self.current
+        self.pushed.append(self.current)
         self.current = context
         return ()
 
     def on_cuCtxPopCurrent(self) -> tuple[int]:
-        popped, self.current = self.current, self.pushed
+        popped, self.current = self.current, self.pushed.pop()
         return (popped,)
 
     def on_cuStreamCreate(self, flags: int) -> tuple[int]:

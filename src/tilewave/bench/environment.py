@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tilewave.device.driver import driver_release
 from tilewave.errors import ToolchainError
 from tilewave.runtime.driver import Device, probe
 
@@ -221,7 +222,7 @@ class Environment:
             packages=package_versions(PACKAGES),
             gpu=device.name if device else None,
             gpu_details=gpu_details or {},
-            driver=_driver_version() if device else None,
+            driver=driver_release() if device else None,
             driver_cuda=f"{cuda[0]}.{cuda[1]}" if cuda else None,
         )
 
@@ -284,23 +285,3 @@ def _commit() -> str | None:
 def _anonymous(command: Sequence[str]) -> str:
     """The command line with every path cut to its last part: where files lie is nobody's business."""
     return shlex.join(Path(word).name if os.sep in word else word for word in command)
-
-
-def _driver_version() -> str | None:
-    """The driver's own version, such as "580.159.04"."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        try:
-            version = pynvml.nvmlSystemGetDriverVersion()
-        finally:
-            pynvml.nvmlShutdown()
-        return version.decode() if isinstance(version, bytes) else str(version)
-    except Exception:  # without NVML the kernel module's own file may still tell
-        pass
-    try:
-        words = Path("/proc/driver/nvidia/version").read_text().split()
-        return next(word for word in words if word.count(".") >= 1 and word[0].isdigit())
-    except (OSError, StopIteration):
-        return None

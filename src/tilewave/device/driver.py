@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from tilewave.device.catalog import architecture_figures, figure_sources, find_spec
@@ -90,6 +91,26 @@ def require_driver(cuda_version: tuple[int, int] | None = None) -> tuple[int, in
             f"the NVIDIA driver is too old: it supports CUDA {found[0]}.{found[1]}, but {_NEED}"
         )
     return found
+
+
+def driver_release() -> str | None:
+    """The driver's own version, such as "580.159.04"; None where neither NVML nor the kernel module tells."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        try:
+            version = pynvml.nvmlSystemGetDriverVersion()
+        finally:
+            pynvml.nvmlShutdown()
+        return version.decode() if isinstance(version, bytes) else str(version)
+    except Exception:  # without NVML the kernel module's own file may still tell
+        pass
+    try:
+        words = Path("/proc/driver/nvidia/version").read_text().split()
+        return next(word for word in words if word.count(".") >= 1 and word[0].isdigit())
+    except (OSError, StopIteration):
+        return None
 
 
 def query_device(ordinal: int = 0) -> DeviceSpec:

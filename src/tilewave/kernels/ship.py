@@ -1,5 +1,7 @@
 """Compile every instance for every architecture: the archives of a wheel, and the table of resources.
 
+Beside the kernels of sm_90 an archive holds what the register-file pass made of them.
+
 ``python -m tilewave.kernels.ship --archives DIRECTORY`` writes what `compiler/shipped.py` reads;
 ``--resources FILE`` writes registers and spills of every instance, which the planner's occupancy rests on.
 """
@@ -18,9 +20,12 @@ from pathlib import Path
 
 from tilewave.compiler import ARCHITECTURES, DEFAULT_OPTIONS, Program, compiler_version, shipped
 from tilewave.compiler.program import content_key
+from tilewave.compiler.register_pass import encode, made_outcome, outcome_key, refusal
+from tilewave.errors import ToolchainError
 from tilewave.kernels.build import compile_instance, source_of
-from tilewave.kernels.families import FAMILIES
+from tilewave.kernels.families import FAMILIES, grouped
 from tilewave.kernels.instances import Instance
+from tilewave.kernels.new_loops import instance_refusal
 
 SHIPPED_ARCHITECTURES = tuple(arch for arch in ARCHITECTURES if not arch.endswith("a"))
 """Those that `choose_arch` can choose; code for sm_90a is for kernels that use what only Hopper has."""
@@ -29,6 +34,11 @@ SHIPPED_ARCHITECTURES = tuple(arch for arch in ARCHITECTURES if not arch.endswit
 def every_instance() -> tuple[Instance, ...]:
     """The instances of all families."""
     return tuple(instance for family in FAMILIES for instance in family.instances())
+
+
+def every_kernel() -> tuple[Instance, ...]:
+    """Those, the kernels that compute groups of products, and those that bring them their tables."""
+    return (*every_instance(), *grouped.instances(), *grouped.TABLE_WRITERS)
 
 
 def compile_all(
@@ -57,11 +67,35 @@ def shipped_key(instance: Instance, arch: str) -> str:
 
 
 def write_archives(directory: Path, architectures: Sequence[str], jobs: int | None = None) -> list[Path]:
-    """Write the archives of these architectures with all instances in them."""
+    """Write the archives of these architectures with all kernels in them."""
     programs: dict[str, list[tuple[str, Program]]] = {arch: [] for arch in architectures}
+    with_new_loops: dict[str, list[tuple[Program, str]]] = {arch: [] for arch in architectures}
     for instance, arch, program in _compile_anew(architectures, jobs):
         programs[arch].append((shipped_key(instance, arch), program))
-    return [shipped.write(directory, arch, found) for arch, found in programs.items()]
+        symbol = program.kernels[instance.entry].symbol
+        if instance_refusal(instance) is None and refusal(program, symbol) is None:
+            with_new_loops[arch].append((program, symbol))
+    return [
+        shipped.write(directory, arch, found, new_loops(with_new_loops[arch], jobs))
+        for arch, found in programs.items()
+    ]
+
+
+def new_loops(kernels: Sequence[tuple[Program, str]], jobs: int | None = None) -> list[tuple[str, bytes]]:
+    """What the register-file pass makes of kernels, as entries of an archive: (name, entry)."""
+    if not kernels:
+        return []
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs or os.cpu_count(), context) as pool:
+        return list(pool.map(_new_loop, kernels))
+
+
+def _new_loop(kernel: tuple[Program, str]) -> tuple[str, bytes]:
+    program, symbol = kernel
+    key = outcome_key(program.cubin, symbol)
+    if key is None:
+        raise ToolchainError("the source text of the register-file pass cannot be read")
+    return key, encode(made_outcome(program, symbol))
 
 
 def write_resources(path: Path, architectures: Sequence[str], jobs: int | None = None) -> None:
@@ -92,7 +126,7 @@ def _compile(pair: tuple[Instance, str], machine_code_only: bool) -> Program:
 
 def _compile_anew(architectures: Sequence[str], jobs: int | None) -> Iterator[tuple[Instance, str, Program]]:
     """Every instance as the compiler of this process makes it, whatever came with the package."""
-    return compile_all(every_instance(), architectures, jobs, machine_code_only=False)
+    return compile_all(every_kernel(), architectures, jobs, machine_code_only=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -111,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.archives is not None:
         for path in write_archives(options.archives, architectures, options.jobs):
             print(f"{path}: {path.stat().st_size:,} bytes")
-        print(f"{len(every_instance())} kernels for each, by {compiler_version()}")
+        print(f"{len(every_kernel())} kernels for each, by {compiler_version()}")
 
 
 if __name__ == "__main__":

@@ -6,19 +6,21 @@ follows the context of its stream: the primary one, or a green context that owns
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tilewave.compiler import Program, choose_arch
+from tilewave.compiler import choose_arch
 from tilewave.device import DeviceSpec, query_device
-from tilewave.device.driver import FORKED, ProcessState, bindings, driver_cuda_version
+from tilewave.device.driver import FORKED, ProcessState, driver_cuda_version
 from tilewave.errors import CaptureError, DeviceError
 from tilewave.kernels.build import compile_instance
 from tilewave.kernels.instances import Instance
+from tilewave.kernels.new_loops import outcome_for
 from tilewave.runtime import driver
+from tilewave.runtime.loop_choice import COMPILERS, Loop, choose_loop
+from tilewave.runtime.loop_launcher import load_kernel
 
 
 class GpuState:
@@ -34,6 +36,7 @@ class GpuState:
         self._lock = threading.Lock()
         self._kernels: dict[str, Any] = {}
         self._libraries: list[Any] = []
+        self._loops: dict[str, Loop] = {}
 
     @contextmanager
     def context(self) -> Iterator[None]:
@@ -44,11 +47,8 @@ class GpuState:
         ):
             yield
             return
-        driver._call("cuCtxPushCurrent", self.primary)
-        try:
+        with self._primary_context():
             yield
-        finally:
-            driver._call("cuCtxPopCurrent")
 
     def kernel(self, instance: Instance, stream: int) -> Any:
         """The handle to launch ``instance`` by; compiled and loaded at its first use, outside any capture."""
@@ -62,34 +62,38 @@ class GpuState:
             handle = self._load(instance)
         return handle
 
+    def loop_of(self, instance_name: str) -> Loop | None:
+        """Which loop the kernel of an instance runs here, and why; None before it is loaded."""
+        return self._loops.get(instance_name)
+
     def _load(self, instance: Instance) -> Any:
         arch = choose_arch(self.spec.compute_capability, driver_cuda_version())
         machine_code_only = arch.image == "cubin"
         program, kernel = compile_instance(instance, arch.arch, machine_code_only=machine_code_only)
+        new = outcome_for(instance, program, kernel) if machine_code_only else None
         with self._lock, self.context():
             if instance.name in self._kernels:
                 return self._kernels[instance.name]
-            image = _reordered(program, kernel.symbol) if machine_code_only else arch.image_of(program)
-            library = driver._call("cuLibraryLoadData", image, [], [], 0, [], [], 0)
+            image, loop = arch.image_of(program), COMPILERS
+            if new is not None:
+                with self._primary_context():
+                    loop = choose_loop(instance, program.cubin, new, kernel, self.spec, self.handle)
+                if loop.new and new.cubin is not None:
+                    image = new.cubin
+            library, handle = load_kernel(image, kernel, instance, self.handle)
             self._libraries.append(library)
-            loaded = driver._call("cuLibraryGetKernel", library, kernel.symbol.encode())
-            cuda = bindings()
-            if kernel.resources.static_shared_bytes + instance.shared_bytes > 48 * 1024:
-                attribute = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-                driver._call("cuKernelSetAttribute", attribute, instance.shared_bytes, loaded, self.handle)
-            driver._call("cuKernelGetFunction", loaded)  # lazy loading ends here, not inside a capture
-            handle = cuda.CUfunction(int(loaded))
+            self._loops[instance.name] = loop
             self._kernels[instance.name] = handle
             return handle
 
-
-def _reordered(program: Program, symbol: str) -> bytes:
-    """The machine code to load: put through the register-file pass where the user asks for it."""
-    if os.environ.get("TILEWAVE_SASS_PASS") != "1":
-        return program.cubin
-    from tilewave.compiler.sass import image_to_load  # needs the decoder of the emulator
-
-    return image_to_load(program, symbol)
+    @contextmanager
+    def _primary_context(self) -> Iterator[None]:
+        """The primary context is current inside."""
+        driver._call("cuCtxPushCurrent", self.primary)
+        try:
+            yield
+        finally:
+            driver._call("cuCtxPopCurrent")
 
 
 def is_capturing(stream: int) -> bool:
@@ -112,3 +116,11 @@ def gpu_state(ordinal: int) -> GpuState:
             if state is None:
                 state = _states[ordinal] = GpuState(ordinal)
     return state
+
+
+def loop_in_use(device_name: str, instance_name: str) -> Loop | None:
+    """Which loop an instance's kernel runs on a GPU of this name, if this process has loaded it on one."""
+    for state in list(_states.values()):
+        if state.spec.name == device_name and (loop := state.loop_of(instance_name)) is not None:
+            return loop
+    return None

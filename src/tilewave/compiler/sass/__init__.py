@@ -2,10 +2,11 @@
 
 `reemit` takes a program that NVRTC made and returns its cubin with that loop emitted anew, or the reason why
 it stays as the compiler left it. Results are the same, bit for bit: every new loop is proved by a verifier
-that knows nothing of the emitter. docs/register-file.md tells how and why.
+that knows nothing of the emitter. `compiler.register_pass` is how the library uses it;
+docs/register-file.md tells how and why.
 """
 
 from tilewave.compiler.sass.emit import Spacing
-from tilewave.compiler.sass.reemit import OFF_SWITCH, Reemitted, Report, image_to_load, reemit
+from tilewave.compiler.sass.reemit import Reemitted, Report, reemit
 
-__all__ = ["OFF_SWITCH", "Reemitted", "Report", "Spacing", "image_to_load", "reemit"]
+__all__ = ["Reemitted", "Report", "Spacing", "reemit"]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-import os
 from dataclasses import dataclass
 
 from tilewave.compiler.records import Program
+from tilewave.compiler.register_pass import KNOWN_KERNELS, refusal
 from tilewave.compiler.sass.emit import Order, Spacing, emit
 from tilewave.compiler.sass.flow import live_before, steady_loop
 from tilewave.compiler.sass.mapping import UnsuitableLoop, map_loop
@@ -15,16 +15,6 @@ from tilewave.compiler.sass.register_file import RegisterFileScore, score
 from tilewave.compiler.sass.verify import Rejected, Verifier
 from tilewave.emulator.sass import Cubin, decode, decode_function
 from tilewave.errors import EmulationError
-
-OFF_SWITCH = "TILEWAVE_SASS_PASS"
-"""Environment variable: 0 leaves every kernel as the compiler made it, 1 lets the library use the pass."""
-
-KNOWN_COMPILERS = ("NVRTC 13.0.88", "NVRTC 13.5.37")
-"""Compilers whose output the tests put through the pass."""
-KNOWN_ARCHITECTURES = ("sm_90", "sm_90a")
-"""Architectures whose register file was measured."""
-KNOWN_KERNELS = {"_ZN8tilewave10large_tileI": 1024}
-"""How symbols of kernels begin that are written for the pass, and the multiply-adds of their steady loop."""
 
 _DEFAULT_SPACING = Spacing()
 _MOST_REGISTERS = 255
@@ -66,31 +56,6 @@ def reemit(program: Program, symbol: str, spacing: Spacing = _DEFAULT_SPACING) -
     if reason is not None:
         return Reemitted(None, reason)
     return _reemit(program.cubin, symbol, spacing)
-
-
-def image_to_load(program: Program, symbol: str) -> bytes:
-    """The machine code to load: re-emitted where the switch is 1 and the pass takes the kernel.
-
-    The switch is off by default until bits and speed are confirmed on the GPUs that it is for.
-    """
-    if os.environ.get(OFF_SWITCH) != "1":
-        return program.cubin
-    return reemit(program, symbol).cubin or program.cubin
-
-
-def refusal(program: Program, symbol: str) -> str | None:
-    """Why the pass does not even look at a kernel, or None."""
-    if os.environ.get(OFF_SWITCH) == "0":
-        return f"the register-file pass is switched off by {OFF_SWITCH}=0"
-    if program.arch not in KNOWN_ARCHITECTURES:
-        known = " and ".join(KNOWN_ARCHITECTURES)
-        return f"the register file of {program.arch} was not measured, only that of {known}"
-    if program.compiler not in KNOWN_COMPILERS:
-        known = " and ".join(KNOWN_COMPILERS)
-        return f"the pass was not tested with {program.compiler}, only with {known}"
-    if not symbol.startswith(tuple(KNOWN_KERNELS)):
-        return "the kernel is not written for the register-file pass"
-    return None
 
 
 @functools.lru_cache(maxsize=128)

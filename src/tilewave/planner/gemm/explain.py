@@ -14,8 +14,8 @@ _WORTH_SAYING = 1.02
 """Assumed: a change that gains less than this is not worth suggesting."""
 
 
-def explain_plan(plan: GemmPlan) -> str:
-    """Why a plan is what it is, for a person."""
+def explain_plan(plan: GemmPlan, loop: str | None = None) -> str:
+    """Why a plan is what it is, for a person; ``loop``: whose steady loop the kernel runs, in words."""
     if plan.blocks == 0:
         return f"{plan.problem} on {plan.device}: out has no elements, so nothing is launched."
     parts = [
@@ -23,6 +23,8 @@ def explain_plan(plan: GemmPlan) -> str:
         " ".join(_prediction(plan) if plan.mode_workspace is None else _mode_prediction(plan)),
         " ".join(_reading(plan)),
     ]
+    if loop is not None:
+        parts.append(f"The kernel's steady loop is {loop}.")
     if changes := list(_changes(plan)):
         parts.append("What could be changed:\n" + "\n".join(f"- {change}" for change in changes))
     if plan.notes:
