@@ -16,7 +16,19 @@ import tilewave
 from tilewave.errors import OperandTypeError, TilewaveError, UsageError
 
 F = np.float32
-NAMES = ["check", "explain", "gemm", "grouped_gemm", "matmul", "plan", "plan_for", "plan_grouped", "prepare", "record"]
+NAMES = [
+    "check",
+    "explain",
+    "gemm",
+    "grouped_gemm",
+    "matmul",
+    "plan",
+    "plan_for",
+    "plan_grouped",
+    "prepack",
+    "prepare",
+    "record",
+]
 FRAMEWORKS = (
     "numpy",
     "cuda",
@@ -152,7 +164,7 @@ MISTAKES: list[tuple[Callable[[], Any], type[TilewaveError], str]] = [
         "batch is -1; accepted are integers",
     ),
     (lambda: tilewave.plan(3, 4, 5, device="H2000"), UsageError, r"did you mean H200\?"),
-    (lambda: tilewave.explain(A, B), UsageError, r"for arrays: explain\(plan_for\(a, b\)\)"),
+    (lambda: tilewave.explain(A), UsageError, r"explain takes two arrays \(a, b\), sizes"),
     (
         lambda: tilewave.prepare([(A, B)]),
         UsageError,

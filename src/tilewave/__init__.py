@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tilewave.api import matmul as matmul
     from tilewave.checking import check as check
     from tilewave.group_planning import plan_grouped as plan_grouped
+    from tilewave.packed import prepack as prepack
     from tilewave.planning import explain as explain
     from tilewave.planning import plan as plan
     from tilewave.planning import plan_for as plan_for
@@ -33,6 +34,7 @@ _HOMES = {
     "plan": "tilewave.planning",
     "plan_for": "tilewave.planning",
     "plan_grouped": "tilewave.group_planning",
+    "prepack": "tilewave.packed",
     "prepare": "tilewave.planning",
     "record": "tilewave.recording",
 }

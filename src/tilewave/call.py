@@ -12,6 +12,7 @@ import numpy as np
 
 from tilewave.arrays import ANYWHERE, ArrayView, current_stream, view_of
 from tilewave.errors import NotBuiltError, OperandTypeError, UsageError
+from tilewave.packed import Packed
 from tilewave.problem import Activation, Precision
 from tilewave.semantics import (
     Layout,
@@ -44,7 +45,8 @@ class GemmCall(NamedTuple):
     ``c`` and ``bias`` are None where they are absent or, for c, where beta is 0. ``out_view`` is None where
     the result is to be allocated, by ``framework``. ``alpha`` and ``beta`` are rounded to float32. ``stream``
     is a raw handle; ``others`` are streams on which operands may still be in work. ``overlap`` names the
-    operand whose memory out shares, so that the result must be made elsewhere first.
+    operand whose memory out shares, so that the result must be made elsewhere first. ``packed`` are operands
+    of `prepack`, whose arrays a and b are.
     """
 
     a: ArrayView
@@ -69,6 +71,7 @@ class GemmCall(NamedTuple):
     others: tuple[int, ...]
     overlap: str | None
     precision: Precision = Precision.IEEE
+    packed: tuple[Packed, ...] = ()
 
     @property
     def reads_product(self) -> bool:
@@ -97,6 +100,9 @@ def collect(
     touched.
     """
     mode = check_precision(precision)
+    packed = tuple(operand for operand in (a, b) if isinstance(operand, Packed))
+    if packed:
+        a, b = (operand.array if isinstance(operand, Packed) else operand for operand in (a, b))
     for name, flag in (
         ("transpose_a", transpose_a),
         ("transpose_b", transpose_b),
@@ -150,6 +156,7 @@ def collect(
         _other_streams(views, handle) if stream is None and device is not None else (),
         _overlap(views, product, along_c, along_out) if "out" in views and device is not None else None,
         mode,
+        packed,
     )
 
 

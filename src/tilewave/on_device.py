@@ -77,6 +77,8 @@ def submit(
     # Without a product alpha has nothing to scale; 0 keeps its sign and its NaN out of the result.
     alpha = call.alpha if call.reads_product else 0.0
     run = executor()
+    in_mode = normalised.problem.precision is not Precision.IEEE
+    packed: dict[str, Any] = {"packed": call.packed} if in_mode and call.packed else {}
     for pointers in normalised.pointers(given):
         run(
             normalised.problem,
@@ -87,6 +89,7 @@ def submit(
             stream=call.stream,
             options=options,
             workspace=workspace,
+            **packed,
         )
 
 

@@ -1,4 +1,4 @@
-"""The machine code of the fp16x3 kernels: nothing spills, and the tensor cores' instructions stand in one stream."""
+"""The machine code of the fp16x3 kernels: nothing spills, and multiplications stand in one stream."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from tilewave.kernels.instances import Instance
 
 OPCODE = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)([^;]*);")
 MULTIPLICATIONS = 3 * fp16x3.INTERVAL // 16
-WAITING = re.compile(r"WARPGROUP|DEPBAR|BAR|BRA|CALL|SYNCS|LD[GLS]|ST[GLS]|F(ADD|MUL|FMA)|MEMBAR|ERRBAR|CCTL|HGMMA")
+WAITING = re.compile(
+    r"WARPGROUP|DEPBAR|BAR|BRA|CALL|SYNCS|LD[GLS]|ST[GLS]|F(ADD|MUL|FMA)|MEMBAR|ERRBAR|CCTL|HGMMA"
+)
 """What must not stand among them: what waits, moves data, or works on sums. Making descriptors may."""
 
 

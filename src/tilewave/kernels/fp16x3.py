@@ -13,6 +13,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tilewave.errors import UsageError
 from tilewave.kernels.instances import Instance
 from tilewave.problem import BATCH_LEVELS, GemmProblem, MatrixLayout
 
@@ -36,7 +37,8 @@ _INDEX_LIMIT = 1 << 31
 _PACK_THREADS, _PACK_WARPS = 256, 8
 _SCAN_ROWS, _PACK_ROWS = 128, 32
 _MOST_CHUNKS, _LEAST_CHUNK = 32, 256
-_ALIGNMENT = 256
+PACKED_ALIGNMENT = 256
+"""Packed operands, and what is within them, begin at multiples of so many bytes."""
 
 FLAG_BYTES = 8
 """A product's flag and ticket, which are 0 before and after it."""
@@ -184,26 +186,42 @@ class UnpackedOperand:
     @property
     def packed_bytes(self) -> int:
         """Memory that the packed operand takes: the split rows, then a shift and a guard a row."""
-        return self.guards_offset + _aligned(4 * self.packed_rows)
+        return self.guards_offset + aligned(4 * self.packed_rows)
 
     @property
     def shifts_offset(self) -> int:
         """Where in the packed operand the shifts begin."""
-        return _aligned(self.packed_rows * self.row_bytes)
+        return aligned(self.packed_rows * self.row_bytes)
 
     @property
     def guards_offset(self) -> int:
         """Where in the packed operand the guards begin."""
-        return self.shifts_offset + _aligned(4 * self.packed_rows)
+        return self.shifts_offset + aligned(4 * self.packed_rows)
+
+    def packs_as(self, other: UnpackedOperand) -> bool:
+        """Whether two operands at one address give the same packed one."""
+
+        def read(operand: UnpackedOperand) -> tuple[object, ...]:
+            axes = zip(*merged_axes(operand.batch, operand.extents), strict=True)
+            return (
+                operand.rows,
+                operand.k,
+                operand.row,
+                operand.column,
+                [axis for axis in axes if axis[1] > 1],
+            )
+
+        return read(self) == read(other)
 
     @property
     def scratch_bytes(self) -> int:
         """Memory that packing takes beside."""
-        return 0 if self.along_k else _aligned(4 * self.packed_rows * self.chunks)
+        return 0 if self.along_k else aligned(4 * self.packed_rows * self.chunks)
 
 
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+def aligned(nbytes: int) -> int:
+    """The next multiple of `PACKED_ALIGNMENT`."""
+    return -(-nbytes // PACKED_ALIGNMENT) * PACKED_ALIGNMENT
 
 
 def unpacked_operand(
@@ -216,6 +234,28 @@ def unpacked_operand(
     return UnpackedOperand(
         rows, k, row if rows > 1 else 0, column if k > 1 else 0, strides, counts, alignment
     )
+
+
+def merged_axes(strides: Sequence[int], extents: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Batch axes, outermost first, with those that go on where the next one ends made one; at least one.
+
+    Raises ``UsageError`` where more are left than kernels walk.
+    """
+    found: list[tuple[int, int]] = []
+    for stride, extent in zip(strides, extents, strict=True):
+        if extent == 1:
+            continue
+        if found and found[-1][0] == stride * extent:
+            found[-1] = (stride, found[-1][1] * extent)
+        else:
+            found.append((stride, extent))
+    if len(found) > BATCH_LEVELS:
+        raise UsageError(
+            f"batch axes of extents {tuple(extents)} and strides {tuple(strides)} make {len(found)} that do "
+            f"not follow one another; accepted are {BATCH_LEVELS}"
+        )
+    found = found or [(0, 1)]
+    return [stride for stride, _ in found], [extent for _, extent in found]
 
 
 def operands_of(problem: GemmProblem) -> tuple[UnpackedOperand, UnpackedOperand]:
@@ -248,7 +288,9 @@ def workspace_bytes(problem: GemmProblem, kept_a: bool = False, kept_b: bool = F
     """Memory that a product takes beside its flag: what is packed, but for operands that are kept packed."""
     kept = (kept_a, kept_b)
     parts = zip(operands_of(problem), kept, strict=True)
-    return _ALIGNMENT + sum(one.packed_bytes + one.scratch_bytes for one, is_kept in parts if not is_kept)
+    return PACKED_ALIGNMENT + sum(
+        one.packed_bytes + one.scratch_bytes for one, is_kept in parts if not is_kept
+    )
 
 
 @dataclass(frozen=True, slots=True)

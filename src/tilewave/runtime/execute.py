@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tilewave.errors import UsageError
 from tilewave.kernels.arguments import GEMM_ARGS_BYTES, Pointers, pack_arguments
+from tilewave.planner.gemm.edges import pointers_of
 from tilewave.planner.gemm.records import GemmPlan
 from tilewave.problem import GemmProblem, Precision
 from tilewave.runtime import driver
@@ -15,6 +17,7 @@ from tilewave.runtime.kernels import gpu_state
 from tilewave.runtime.workspace import workspace_pool
 
 if TYPE_CHECKING:
+    from tilewave.packed import Packed
     from tilewave.planner.gemm.select import PlanOptions
 
 
@@ -28,10 +31,12 @@ def run(
     stream: int,
     options: PlanOptions,
     workspace: tuple[int, int] | None = None,
+    packed: Sequence[Packed] = (),
 ) -> GemmPlan:
     """Plan a problem for GPU ``device`` and submit it to ``stream``; nothing waits for it.
 
-    ``workspace`` is the address and size in bytes of memory of the caller's, used in place of the pool's.
+    ``workspace`` is the address and size in bytes of memory of the caller's, used in place of the pool's;
+    ``packed`` holds operands packed ahead for precision ``fp16x3``.
     """
     from tilewave.planner.gemm import plan_gemm
 
@@ -47,6 +52,7 @@ def run(
             stream=stream,
             options=options,
             workspace=workspace,
+            packed=packed,
         )
     plan = plan_gemm(problem, gpu_state(device).spec, options)
     launch_plan(plan, pointers, alpha, beta, device=device, stream=stream, workspace=workspace)
@@ -63,9 +69,10 @@ def launch_plan(
     stream: int,
     workspace: tuple[int, int] | None = None,
 ) -> None:
-    """Submit a plan to a stream (a raw handle; 0 is the legacy default stream)."""
+    """Submit a plan to a stream (a raw handle; 0 is the legacy default stream), its edges after its tiles."""
     if plan.blocks == 0:
         return
+    given = pointers
     state = gpu_state(device)
     with state.context():
         kernel = state.kernel(plan.instance, stream)
@@ -94,6 +101,16 @@ def launch_plan(
             ctypes.addressof(parameters),
             0,
         )
+    for edge in plan.edges:
+        launch_plan(
+            edge.plan,
+            pointers_of(edge, plan.covers, given),
+            alpha,
+            beta,
+            device=device,
+            stream=stream,
+            workspace=workspace,
+        )
 
 
 def prepare_plan(plan: GemmPlan, *, device: int, branches: int = 1) -> None:
@@ -113,6 +130,8 @@ def prepare_plan(plan: GemmPlan, *, device: int, branches: int = 1) -> None:
         state.kernel(plan.instance, 0)
         if plan.ticket_bytes:
             workspace_pool(state).reserve(plan.ticket_bytes, plan.partial_bytes, branches)
+    for edge in plan.edges:
+        prepare_plan(edge.plan, device=device, branches=branches)
 
 
 def workspace_of_plan(

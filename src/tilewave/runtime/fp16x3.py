@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +20,14 @@ from tilewave.planner.gemm.records import GemmPlan
 from tilewave.problem import GemmProblem
 from tilewave.runtime import driver
 from tilewave.runtime.execute import launch_plan, workspace_of_plan
-from tilewave.runtime.fp16x3_steps import Step, steps
+from tilewave.runtime.fp16x3_steps import Step, packing_steps, steps
 from tilewave.runtime.kernels import GpuState, gpu_state, is_capturing
 from tilewave.runtime.loop_launcher import load_kernel
 from tilewave.runtime.tensor_maps import encode_for_driver
 from tilewave.runtime.workspace import workspace_pool
 
 if TYPE_CHECKING:
+    from tilewave.packed import Packed
     from tilewave.planner.gemm.options import PlanOptions
 
 _KEPT_PLANS = 1024
@@ -162,17 +164,46 @@ def run(
     stream: int,
     options: PlanOptions,
     workspace: tuple[int, int] | None = None,
+    packed: Sequence[Packed] = (),
 ) -> GemmPlan:
     """Plan a problem for GPU ``device`` and submit it to ``stream``; nothing waits for it.
 
-    As `runtime.execute.run`; the plan tells whether ``fp16x3`` ran or ``ieee``, and why.
+    As `runtime.execute.run`; ``packed`` may hold operands that were packed ahead. The plan tells whether
+    ``fp16x3`` ran or ``ieee``, and why.
     """
     plan = mode_state(device).plan(problem, options)
     if plan.instance.family == fp16x3.FAMILY:
-        launch_fp16x3(plan, pointers, alpha, beta, device=device, stream=stream, workspace=workspace)
+        kept = _kept(plan, pointers, packed) if packed else (None, None)
+        launch_fp16x3(
+            plan, pointers, alpha, beta, device=device, stream=stream, workspace=workspace, kept=kept
+        )
     else:
         launch_plan(plan, pointers, alpha, beta, device=device, stream=stream, workspace=workspace)
     return plan
+
+
+def _kept(plan: GemmPlan, pointers: Pointers, packed: Sequence[Packed]) -> tuple[int | None, int | None]:
+    """The addresses of the plan's operands where they were packed ahead."""
+    operands = fp16x3.operands_of(plan.problem)
+
+    def kept(operand: fp16x3.UnpackedOperand, source: int) -> int | None:
+        found = (one.address_for(operand, source) for one in packed)
+        return next((address for address in found if address is not None), None)
+
+    return kept(operands[0], pointers.a), kept(operands[1], pointers.b)
+
+
+def pack_on_gpu(
+    operand: fp16x3.UnpackedOperand, source: int, memory: int, *, device: int, stream: int
+) -> None:
+    """Pack an operand into ``memory``, with its scratch memory behind, and wait until that is done."""
+    mode = mode_state(device)
+    target = fp16x3.aligned(memory)
+    addresses = fp16x3.PackedAddresses.at(target, operand)
+    with mode.state.context():
+        for step in packing_steps([(operand, source, addresses, target + operand.packed_bytes)]):
+            Launch(step, mode.kernel(step.instance, stream)).submit(stream)
+        driver._call("cuStreamSynchronize", stream)
 
 
 def launch_fp16x3(

@@ -17,8 +17,6 @@ from tilewave.kernels.instances import Instance
 from tilewave.planner.gemm.records import GemmPlan
 from tilewave.tensor_map import TensorMap
 
-_ALIGNMENT = 256
-
 Encoder = Callable[[TensorMap], bytes]
 
 
@@ -66,7 +64,7 @@ def steps(
     """
     operands = fp16x3.operands_of(plan.problem)
     kept = (kept_a, kept_b)
-    position = -(-memory // _ALIGNMENT) * _ALIGNMENT
+    position = fp16x3.aligned(memory)
     to_pack, packed = [], []
     for operand, given, source in zip(operands, kept, (pointers.a, pointers.b), strict=True):
         target = PackedAddresses.at(position if given is None else given, operand)
