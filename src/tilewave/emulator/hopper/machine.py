@@ -33,6 +33,7 @@ Ids = npt.NDArray[np.int64]
 WARPS_PER_GROUP = 4
 _GROUP = 128
 _NOWHERE = 1 << 40
+_PATIENCE = 64  # times that all may poll in vain before it is a deadlock
 _RUNNING, _SPINNING, _BLOCKED, _ENDED = range(4)
 
 
@@ -94,7 +95,7 @@ class HopperMachine(Machine):
         self._cluster_arrived = np.zeros(self.lane_count, dtype=np.bool_)
         self._cluster_owed = np.zeros(self.lane_count, dtype=np.bool_)
         self._cluster_waiting = np.zeros(self.lane_count, dtype=np.bool_)
-        self._last_stall: tuple[bytes, int] | None = None
+        self._polls, self._last_events = 0, -1
         ids = np.arange(self.lane_count)
         starts = [
             slot * self.threads + first
@@ -386,10 +387,10 @@ class HopperMachine(Machine):
         if self.copies_in_flight:
             self.copies_in_flight.land_one()
             return
-        stall = (self._pc.tobytes(), self.events)
-        if self._spins and stall != self._last_stall:
-            # A try_wait may fail without reason: give those who poll a chance to do something else.
-            self._last_stall = stall
+        self._polls = self._polls + 1 if self.events == self._last_events else 0
+        self._last_events = self.events
+        if self._spins and self._polls < _PATIENCE:
+            # Who polls may do something else in between: let them.
             self._state[list(self._spins)] = _RUNNING
             self._spins.clear()
             return
@@ -413,7 +414,7 @@ class HopperMachine(Machine):
                 reason = f"PTX line {first.line} ({first.text}): the other warps of the warpgroup"
             reasons.setdefault(reason, []).append(lane)
         ended = int((self._state == _ENDED).sum())
-        parts = [f"{self._who(lanes)} wait at {reason}" for reason, lanes in reasons.items()]
+        parts = [f"{self._who(lanes)} at {reason}" for reason, lanes in reasons.items()]
         tail = f"; {ended} threads have ended" if ended else ""
         raise BarrierError(f"deadlock: {'; '.join(parts)}{tail}")
 
@@ -431,9 +432,8 @@ class HopperMachine(Machine):
         return ""
 
     def _who(self, lanes: list[int]) -> str:
-        return (
-            f"{len(lanes)} threads ({self.where(lanes[0])} first)" if len(lanes) > 1 else self.where(lanes[0])
-        )
+        first = self.where(lanes[0])
+        return f"{len(lanes)} threads ({first} first) wait" if len(lanes) > 1 else f"{first} waits"
 
 
 def _stretch(members: npt.NDArray[np.bool_], warp: int) -> npt.NDArray[np.bool_]:

@@ -125,11 +125,11 @@ class MbarrierLanes(ClusterLanes):
             slots.tolist(), offsets.tolist(), self.spread(sizes)[lanes].tolist(), strict=True
         ):
             barrier = self.mbarrier_at(slot, offset)
-            if expect:
-                barrier.expect(size)
-            else:
-                barrier.land(size)
-                self.machine.complete(barrier)
+            try:
+                barrier.expect(size if expect else -size)
+            except BarrierError as error:
+                raise BarrierError(f"{self.machine.current_line}: {error}") from None
+            self.machine.complete(barrier)
 
     def mbarrier_wait(
         self,
