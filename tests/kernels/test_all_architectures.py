@@ -9,7 +9,7 @@ import pytest
 
 from tilewave.compiler import compiler_version
 from tilewave.kernels.build import compile_instance
-from tilewave.kernels.ship import SHIPPED_ARCHITECTURES, every_instance
+from tilewave.kernels.ship import SHIPPED_ARCHITECTURES, every_kernel
 
 UNTUNED = ("sm_120", "sm_121")
 MOST_SPILLED = 128
@@ -26,7 +26,7 @@ by_architecture = pytest.mark.parametrize(
 
 
 def test_the_table_has_every_instance_on_every_architecture() -> None:
-    names = [instance.name for instance in every_instance()]
+    names = [instance.name for instance in every_kernel()]
     assert {arch: list(rows) for arch, rows in RECORD["architectures"].items()} == dict.fromkeys(
         SHIPPED_ARCHITECTURES, names
     ), f"make it anew: {RECORD['command']}"
@@ -36,7 +36,7 @@ def test_the_table_has_every_instance_on_every_architecture() -> None:
 @pytest.mark.timeout(900)  # a cold cache compiles for minutes
 def test_every_instance_compiles_as_the_table_says(arch: str) -> None:
     found = {}
-    for instance in every_instance():
+    for instance in every_kernel():
         resources = compile_instance(instance, arch)[1].resources
         spilled = resources.spill_store_bytes + resources.spill_load_bytes
         found[instance.name] = [resources.registers, spilled, resources.static_shared_bytes]
