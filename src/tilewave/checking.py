@@ -136,6 +136,23 @@ def check(a: Any, b: Any, c: Any, precision: str = "ieee") -> Check:
     )
 
 
+def operands_on_host(
+    a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Both operands of a product on the host, as (..., M, K) and (..., K, N).
+
+    Raises as `check` does.
+    """
+    x, y = _on_host(a, "a"), _on_host(b, "b")
+    product_of(view_of(x, "a").layout, view_of(y, "b").layout, transpose_a, transpose_b)
+    x = x[np.newaxis] if x.ndim == 1 else x
+    y = y[:, np.newaxis] if y.ndim == 1 else y
+    return (
+        x.swapaxes(-1, -2) if transpose_a else x,
+        y.swapaxes(-1, -2) if transpose_b else y,
+    )
+
+
 class _Worst:
     """The worst elements met so far."""
 

@@ -16,6 +16,7 @@ from tilewave.host import gpu_for_host_operands
 from tilewave.kernels.new_loops import prospect, written_for_the_pass
 from tilewave.normalise import Normalised, normalise
 from tilewave.on_device import copy_problem, normalised_problem
+from tilewave.packed import Packed
 from tilewave.planner.fp16x3 import plan_fp16x3
 from tilewave.planner.gemm import GemmPlan, PlanOptions, explain_plan, plan_gemm
 from tilewave.planner.gemm.explain_group import explain_group
@@ -156,13 +157,14 @@ def explain(*arguments: Any, **keywords: Any) -> str:
     also tells the bound on the error of these very operands, which are copied to the host for it. Raises
     ``UsageError`` for anything else.
     """
+    arguments = tuple(each.array if isinstance(each, Packed) else each for each in arguments)
     first = arguments[0] if arguments else None
     if hasattr(first, "shape") and not isinstance(first, Integral):
         if len(arguments) < 2 or not hasattr(arguments[1], "shape"):
             raise UsageError("explain takes two arrays (a, b), sizes (m, n, k) or plans")
-        bound = _bound_of(arguments[0], arguments[1], **keywords)
-        plans = plan_for(*arguments, **keywords)
-        return "\n\n".join([*(explain(each) for each in plans), *bound])
+        found = plan_for(*arguments, **keywords)
+        bound = [_bound_of(found[0].problem.precision, *arguments[:2], **keywords)] if found else []
+        return "\n\n".join([*map(explain, found), *bound])
     if isinstance(first, GemmPlan | GroupPlan):
         plans = arguments
     elif isinstance(first, tuple) and len(arguments) == 1:
@@ -239,23 +241,14 @@ def _planned(precision: Precision) -> Precision:
 
 
 def _bound_of(
-    a: Any,
-    b: Any,
-    *,
-    precision: Precision | str = Precision.IEEE,
-    transpose_a: bool = False,
-    transpose_b: bool = False,
-    **_: Any,
-) -> tuple[str, ...]:
-    """The bound on the error of a product of these arrays, in words; nothing where there is no product."""
+    mode: Precision, a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = False, **_: Any
+) -> str:
+    """The bound on the error of a product of these arrays in the mode that runs, in words."""
     from tilewave.checking import operands_on_host
     from tilewave.precision.account import account_of_bound
 
-    mode = check_precision(precision)
     left, right = operands_on_host(a, b, transpose_a, transpose_b)
-    if 0 in (*left.shape, *right.shape):
-        return ()
-    return (account_of_bound(mode.value, left, right),)
+    return account_of_bound(mode.value, left, right)
 
 
 def _size(value: Any, name: str) -> int:

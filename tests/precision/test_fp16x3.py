@@ -11,6 +11,7 @@ from tilewave.precision.bounds import UNIT_ROUNDOFF, ratios_to
 from tilewave.precision.data_sets import DATA_SETS, draw
 from tilewave.precision.fp16x3 import GUARD_NONFINITE, GUARD_ZERO, multiply, must_recompute, split_rows
 from tilewave.precision.mode_bounds import fp16x3_coefficient, fp16x3_unguarded_bound
+from tilewave.precision.mode_bounds import recomputed as outside
 
 Generator = np.random.Generator
 F32 = np.float32
@@ -65,8 +66,12 @@ def test_the_bound_holds(rng: Generator, name: str) -> None:
 
 @pytest.mark.parametrize("name", IN_RANGE)
 def test_usual_data_are_in_range(rng: Generator, name: str) -> None:
-    a, b = draw(name, rng, 40, 300, 50)
-    assert not multiply(a, b).recomputed.any()
+    for k in (64, 300, 5000):
+        assert not outside(*draw(name, rng, 40, k, 50)).any(), k
+
+
+def test_tails_that_are_too_heavy_are_out_of_range(rng: Generator) -> None:
+    assert outside(*draw("heavy-tails-3", rng, 40, 3000, 50)).mean() > 0.9
 
 
 @pytest.mark.parametrize("name", OUT_OF_RANGE)

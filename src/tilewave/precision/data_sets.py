@@ -80,6 +80,14 @@ def _outlier(rng: Generator, m: int, k: int, n: int) -> Operands:
     return a, b
 
 
+def _heavy_tails(sigma: float) -> DataSet:
+    def draw(rng: Generator, m: int, k: int, n: int) -> Operands:
+        a, b = _normal(rng, m, k, n)
+        return np.exp(np.float32(sigma) * a), b
+
+    return draw
+
+
 def _zero_rows(rng: Generator, m: int, k: int, n: int) -> Operands:
     a, b = _normal(rng, m, k, n)
     a[rng.random(m) < 0.5] = 0
@@ -101,6 +109,8 @@ DATA_SETS: dict[str, DataSet] = {
     "tiny-rows": _tiny_rows,
     "zero-rows": _zero_rows,
     "outlier": _outlier,
+    "heavy-tails-1": _heavy_tails(1),
+    "heavy-tails-3": _heavy_tails(3),
     "along-k-10": _along_k(10),
     "along-k-20": _along_k(20),
     "along-k-30": _along_k(30),

@@ -171,10 +171,10 @@ def table_of(run: AccuracyRun, name: str) -> tuple[list[str], list[list[str]]]:
     return ["K", *run.contenders, *(["recomputed"] if recomputed else [])], rows
 
 
-def markdown_of(run: AccuracyRun) -> str:
-    """The tables of all data sets in Markdown."""
+def markdown_of(run: AccuracyRun, data: Sequence[str] | None = None) -> str:
+    """The tables of these data sets, or of all, in Markdown."""
     parts = []
-    for name in run.data:
+    for name in run.data if data is None else data:
         header, rows = table_of(run, name)
         lines = [f"{name}:", "", f"| {' | '.join(header)} |", f"|{'---:|' * len(header)}"]
         lines += [f"| {' | '.join(row)} |" for row in rows]

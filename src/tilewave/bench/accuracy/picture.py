@@ -95,5 +95,6 @@ def _draw_panel(axes: Axes, run: AccuracyRun, name: str) -> None:
     axes.set_title(name, fontsize=9, loc="left")
     axes.set_xlabel("K")
     axes.set_ylabel("relative error")
+    axes.label_outer()
     axes.grid(True, which="major", color="#dddddd", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
