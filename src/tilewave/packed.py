@@ -42,7 +42,9 @@ class Packed:
 
     def address_for(self, operand: UnpackedOperand, source: int) -> int | None:
         """Where the packed form lies, if it is that of this operand at this address, else None."""
-        if self._storage is None or source != self.source or not self.operand.packs_as(operand):
+        if self._storage is None or source != self.source:
+            return None
+        if operand != self.operand and not self.operand.packs_as(operand):
             return None
         from tilewave.kernels.fp16x3 import aligned
 

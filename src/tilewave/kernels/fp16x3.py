@@ -8,6 +8,7 @@ operands into scaled fp16 pairs (`kernels/fp16x3_pack.cuh`), the *main* kernel m
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 from collections.abc import Sequence
@@ -258,6 +259,7 @@ def merged_axes(strides: Sequence[int], extents: Sequence[int]) -> tuple[list[in
     return [stride for stride, _ in found], [extent for _, extent in found]
 
 
+@functools.lru_cache(maxsize=1024)
 def operands_of(problem: GemmProblem) -> tuple[UnpackedOperand, UnpackedOperand]:
     """The two operands of a problem, as they are packed."""
 
