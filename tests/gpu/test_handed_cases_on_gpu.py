@@ -446,10 +446,13 @@ def test_h107_rounding_is_told_from_a_bug_as_k_grows() -> None:
 
 def test_h115_tensors_whose_meaning_would_be_lost() -> None:
     b = normal(4, 4)
-    with pytest.raises(UsageError, match=r"a\.detach\(\)"):
-        tilewave.matmul(normal(4, 4).requires_grad_(), b)
+    a = normal(4, 4).requires_grad_()
+    tilewave.matmul(a, b).sum().backward()
+    assert torch.allclose(a.grad, b.sum(1).expand(4, 4))
     with torch.no_grad():
-        tilewave.matmul(normal(4, 4).requires_grad_(), b)
+        assert not tilewave.matmul(a, b).requires_grad
+    with pytest.raises(UsageError, match=r"requires a gradient meets .*detach"):
+        tilewave.matmul(a, b.cpu().numpy())
     lazy = torch.randn(4, 4, dtype=torch.complex64, device="cuda").conj().imag
     assert lazy.is_neg()
     with pytest.raises(UsageError, match=r"a\.resolve_neg\(\)"):

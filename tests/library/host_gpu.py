@@ -315,6 +315,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     """Stand-ins for both libraries and the executor, for one test."""
     fake = FakeGpu(FakeExecutor(), FakeStreams(), FakeStreams())
     monkeypatch.setattr("tilewave.arrays._viewers", {})
+    monkeypatch.setattr("tilewave.api.front_for", lambda *operands: None)  # it asks PyTorch itself
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy(fake.cupy))
     monkeypatch.setitem(sys.modules, "torch", fake_torch(fake.torch))
     monkeypatch.setattr("tilewave.on_device.executor", lambda: fake.run)

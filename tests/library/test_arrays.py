@@ -167,14 +167,13 @@ def test_torch_tensors_that_do_not_hold_what_they_mean(gpu: FakeGpu) -> None:
     host = np.ones((3, 3), F)
     for traits, words in (
         ({"layout": "torch.sparse_coo"}, r"layout torch\.sparse_coo.*to_dense\(\)"),
-        ({"requires_grad": True}, r"does not support autograd yet.*a\.detach\(\).*no_grad"),
         ({"negated": True}, r"resolve_neg\(\)"),
         ({"without_memory": True}, "without memory of its own"),
         ({"device": "meta"}, "accepted are tensors on cuda and cpu"),
     ):
         with pytest.raises(UsageError, match=words):
             view_of(TorchTensor(host, **traits), "a")
-    sys.modules["torch"].grad_enabled = False  # type: ignore[attr-defined]
+    # As an array a tensor has no gradient: `tilewave.tensors` asks about that before a product is made.
     assert view_of(TorchTensor(host, requires_grad=True), "a").layout.shape == (3, 3)
 
 

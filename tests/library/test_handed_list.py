@@ -9,7 +9,11 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 CASES = json.loads((HERE / "handed_cases.json").read_text(encoding="utf-8"))
-WITHOUT_GPU = (HERE / "test_handed_cases.py", HERE / "test_handed_cases_of_launching.py")
+WITHOUT_GPU = (
+    HERE / "test_handed_cases.py",
+    HERE / "test_handed_cases_of_launching.py",
+    HERE.parent / "pytorch" / "test_handed_cases_of_torch.py",
+)
 ON_GPU = HERE.parent / "gpu" / "test_handed_cases_on_gpu.py"
 
 NEEDS_A_GPU = {
@@ -39,7 +43,7 @@ def cases_in(path: Path) -> dict[str, list[ast.FunctionDef]]:
 
 def test_the_list_is_whole() -> None:
     ids = [case["id"] for case in CASES]
-    assert len(ids) == len(set(ids)) == 47
+    assert len(ids) == len(set(ids)) == 49
     assert all(case["input"] and case["expect"] and case["source"] for case in CASES)
 
 

@@ -11,16 +11,10 @@ from typing import Any
 import torch
 
 from tilewave import api, recording
-from tilewave.call import GemmCall, collect
+from tilewave.call import GemmCall
 from tilewave.problem import Activation, Precision
 from tilewave.tensors import as_arrays
 from tilewave.torch.recipe import Recipe
-
-CHECKED = (
-    *("alpha", "beta", "bias", "bias_axis", "activation", "return_preactivation"),
-    *("transpose_a", "transpose_b", "out", "precision"),
-)
-"""Arguments of `tilewave.gemm` that mean something on the CPU."""
 
 
 def gemm(
@@ -41,11 +35,11 @@ def gemm(
     if not computed_by_torch(a, recipe):
         with as_arrays():
             return api.gemm(a, b, c, **arguments)
-    call = collect(a, b, c, **{name: arguments[name] for name in CHECKED})
+    call, _, _ = api._collected(a, b, c, **arguments)
     if recording.ACTIVE:
         recording.note(call)
-    # Modes of torch's functions, `override` among them, have nothing to do with what happens in here.
-    with torch._C.DisableTorchFunction(), torch.no_grad():
+    # Neither autocast nor modes of PyTorch's functions, `override` among them, have a say in here.
+    with torch._C.DisableTorchFunction(), torch._C._DisableAutocast(), torch.no_grad():
         return _on_host(call, a, b, c, bias, out)
 
 

@@ -80,11 +80,8 @@ def _recorded(
 
 
 def _has_tangent(tensor: Any) -> bool:
-    return (
-        tensor is not None
-        and forward_ad._current_level >= 0
-        and forward_ad.unpack_dual(tensor).tangent is not None
-    )
+    """Whether forward mode carries a derivative with a tensor; PyTorch has one level of it, number 0."""
+    return tensor is not None and torch._VF._unpack_dual(tensor, level=0).tangent is not None
 
 
 def _below(keyset: Any, a: Any, b: Any, c: Any, bias: Any, recipe: Recipe, keep_preactivation: bool) -> Any:
@@ -191,7 +188,7 @@ def scaled_by_slope(activation: Activation, g: Any, z: Any) -> Any:
         case Activation.GELU_TANH:
             return aten.gelu_backward(g, z, approximate="tanh")
         case Activation.SILU:
-            if torch.is_grad_enabled() or forward_ad._current_level >= 0:
+            if torch.is_grad_enabled() or _has_tangent(g) or _has_tangent(z):
                 share = torch.sigmoid(z)  # PyTorch has no derivative of silu_backward
                 return g * share * (1 + z * (1 - share))
             return aten.silu_backward(g, z)
