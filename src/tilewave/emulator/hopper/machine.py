@@ -345,8 +345,8 @@ class HopperMachine(Machine):
     def cluster_arrive(self, ids: Ids, *, relaxed: bool) -> None:
         """`barrier.cluster.arrive`."""
         self.events += 1
-        if self._cluster_arrived[ids].any():
-            lane = int(ids[np.argmax(self._cluster_arrived[ids])])
+        if self._cluster_owed[ids].any():
+            lane = int(ids[np.argmax(self._cluster_owed[ids])])
             raise BarrierError(
                 f"{self.current_line}: {self.where(lane)} arrives at the cluster's barrier twice without "
                 f"waiting"

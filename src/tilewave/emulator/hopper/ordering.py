@@ -129,7 +129,7 @@ class Ordering:
         self._writer[units] = warps
         collides = self._writer[units] != warps
         if collides.any():
-            self._report(text, "writes", int(units[np.argmax(collides)]), "another warp", i.line, "writes")
+            self._report(text, "writes", int(units[np.argmax(collides)]), "another warp", i.line, "written")
         self._write_time[units] = times
         self._write_line[units] = i.line
         self._ordinary[units] = True
