@@ -1,4 +1,4 @@
-"""The kernels of fp16x3 on a Hopper GPU: layouts, batches, epilogues, packed operands, captures, recomputing."""
+"""The kernels of fp16x3 on a Hopper GPU: layouts, batches, epilogues, operands packed ahead, captures."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tilewave.device import DeviceSpec
 from tilewave.kernels import fp16x3 as kernels
 from tilewave.kernels.arguments import Pointers
 from tilewave.planner.fp16x3 import plan_on
+from tilewave.planning import LAYOUTS
 from tilewave.precision import error_in_mode_bounds
 from tilewave.runtime.driver import Device, DeviceArray, Stream
 from tilewave.runtime.fp16x3 import launch_fp16x3, prepare_fp16x3
@@ -29,16 +30,16 @@ def hopper(spec: DeviceSpec) -> DeviceSpec:
     return spec
 
 
-def product(a: Any, b: Any, **options: Any) -> Any:
+def product(a: Any, b: Any, c: Any = None, **options: Any) -> Any:
     """By the mode's kernels, also where ieee is predicted to be faster."""
-    return tilewave.gemm(a, b, precision="fp16x3", batch_invariant=True, **options)
+    return tilewave.gemm(a, b, c, precision="fp16x3", batch_invariant=True, **options)
 
 
 def on(device: Device, array: np.ndarray) -> DeviceArray:
     return DeviceArray.from_numpy(device, array)
 
 
-@pytest.mark.parametrize("layouts", tilewave.planning.LAYOUTS)
+@pytest.mark.parametrize("layouts", LAYOUTS)
 @pytest.mark.parametrize("instance", kernels.MAIN_INSTANCES, ids=str)
 def test_layouts_ragged_sizes_and_batches(
     instance: Any, layouts: str, hopper: DeviceSpec, device: Device, stream: Stream, rng: Rng
