@@ -45,12 +45,12 @@ def matmul(
     Raises ``OperandTypeError`` (a ``TypeError``) for anything but float32 arrays and ``UsageError`` (a
     ``ValueError``) for shapes that do not fit; nothing is written then.
     """
-    front = front_for(a, b, out)
-    if front is not None:
-        return front.gemm(a, b, out=out, precision=precision, stream=stream)
     found = warm.compute(a, b, None, None, out, stream, None) if precision == _IEEE else warm.MISSED
     if type(found) is not warm.Miss:
         return found
+    front = front_for(a, b, out)
+    if front is not None:
+        return front.gemm(a, b, out=out, precision=precision, stream=stream)
     call = collect(a, b, out=out, precision=precision, stream=stream)
     result = _execute(call, _DEFAULT, None)
     warm.keep(found, call, _DEFAULT)
@@ -95,6 +95,16 @@ def gemm(
 
     Raises as `matmul` does.
     """
+    settings = (
+        *(alpha, beta, bias_axis, activation, transpose_a, transpose_b, precision),
+        *(schedule, deterministic, batch_invariant, max_sms),
+    )
+    found: Any = warm.MISSED
+    if workspace is None and return_preactivation is False and _hashable(settings) and precision == _IEEE:
+        # 1, 1.0 and True are equal, and not all of them are accepted.
+        found = warm.compute(a, b, c, bias, out, stream, (settings, *map(type, settings)))
+        if type(found) is not warm.Miss:
+            return found
     front = front_for(a, b, c, bias, out)
     if front is not None:
         return front.gemm(
@@ -118,16 +128,6 @@ def gemm(
             workspace=workspace,
             stream=stream,
         )
-    settings = (
-        *(alpha, beta, bias_axis, activation, transpose_a, transpose_b, precision),
-        *(schedule, deterministic, batch_invariant, max_sms),
-    )
-    found: Any = warm.MISSED
-    if workspace is None and return_preactivation is False and _hashable(settings) and precision == _IEEE:
-        # 1, 1.0 and True are equal, and not all of them are accepted.
-        found = warm.compute(a, b, c, bias, out, stream, (settings, *map(type, settings)))
-        if type(found) is not warm.Miss:
-            return found
     call, options, memory = _collected(
         a,
         b,

@@ -51,7 +51,7 @@ class EmulatedExecutor:
         plan = plan_gemm(problem, self.spec, options)
         self.plans.append(plan)
         memory = Memory()
-        operands = _Copies(plan.problem, pointers, memory)
+        operands = _Copies(plan.covers, pointers, memory)
         run_plan(plan, operands.pointers, memory, alpha=alpha, beta=beta, count=False)
         operands.bring_back(memory)
         return plan

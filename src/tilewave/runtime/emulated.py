@@ -20,6 +20,7 @@ from tilewave.errors import EmulationError
 from tilewave.kernels.arguments import Pointers, pack_arguments
 from tilewave.kernels.build import compile_instance
 from tilewave.kernels.group_table import Operands, pack_group, pack_table, table_parts, table_writer
+from tilewave.planner.gemm.edges import pointers_of
 from tilewave.planner.gemm.group import GroupPlan
 from tilewave.planner.gemm.records import GemmPlan
 
@@ -85,8 +86,9 @@ def run_plan(
 ) -> LaunchResult | None:
     """Run a plan on operands in emulated memory; None when there is nothing to launch.
 
-    ``options`` are the emulator's (``resident``, ``order``, ``exact_fma``, ``blocks``, ...). The workspace is
-    made here, poisoned; that the tickets are 0 afterwards is checked.
+    Its edges are run too; the result is of its tiles. ``options`` are the emulator's (``resident``,
+    ``order``, ``exact_fma``, ``blocks``, ...). The workspace is made here, poisoned; that the tickets are 0
+    afterwards is checked.
     """
     if plan.blocks == 0:
         return None
@@ -117,6 +119,9 @@ def run_plan(
     complete = options.get("blocks") is None and options.get("values", True)
     if complete and memory.get(tickets).any():
         raise EmulationError(f"{instance} left tickets behind that are not 0")
+    for edge in plan.edges:
+        moved = pointers_of(edge, plan.covers, pointers)
+        run_plan(edge.plan, moved, memory, alpha=alpha, beta=beta, arch=arch, **options)
     return result
 
 
@@ -183,7 +188,7 @@ def emulate_plan(
 ) -> LaunchResult | None:
     """Run a plan on NumPy arrays: ``a``, ``b``, ``out`` and, where the plan has them, the others, in place.
 
-    ``operands`` lie as ``plan.problem`` says. Raises ``EmulationError`` when anything but out and
+    ``operands`` lie as ``plan.covers`` says. Raises ``EmulationError`` when anything but out and
     preactivation was written, the elements between their rows included.
     """
     memory = Memory()

@@ -166,6 +166,6 @@ def prepare_call(call: GemmCall, options: PlanOptions) -> PreparedGemm | None:
         return None
     state = gpu_state(call.device)
     plan = plan_gemm(normalised.problem, state.spec, options)
-    if plan.blocks == 0:
+    if plan.blocks == 0 or plan.edges:
         return None
     return PreparedGemm(call, plan, state, normalised.swapped)

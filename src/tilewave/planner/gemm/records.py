@@ -51,6 +51,24 @@ class GemmCandidate:
 
 
 @dataclass(frozen=True, slots=True)
+class Edge:
+    """A strip of an output, from element (row, column) on, that a launch of its own computes.
+
+    ``swapped``: the strip's transpose is computed, with a and b exchanged.
+    """
+
+    row: int
+    column: int
+    swapped: bool
+    plan: GemmPlan
+
+    @property
+    def place(self) -> str:
+        """Where the strip begins, in words."""
+        return f"row {self.row}" if self.row else f"column {self.column}"
+
+
+@dataclass(frozen=True, slots=True)
 class GemmPlan:
     """Which kernel computes a problem, how its work is dealt, and what was turned down and why.
 
@@ -59,7 +77,9 @@ class GemmPlan:
     staging, a cap on SMs). ``sms`` is the number of SMs planned for, ``blocks_per_sm`` how many blocks one of
     them holds at once. ``mode_workspace``: the bytes of packed operands and of flags that the kernels of a
     precision other than ``ieee`` need. ``considered`` holds every candidate, the choice among them; a plan of
-    `plan_gemm` works it out when it is first asked for, which takes milliseconds.
+    `plan_gemm` works it out when it is first asked for, which takes milliseconds. ``edges`` are strips of the
+    output that come after these tiles, each by a launch of its own; ``problem`` is then what is left for the
+    tiles, and ``whole`` all of it. ``estimate`` is of everything.
     """
 
     problem: GemmProblem
@@ -74,6 +94,13 @@ class GemmPlan:
     notes: tuple[str, ...] = ()
     blocks_per_sm: int = 1
     mode_workspace: tuple[int, int] | None = None
+    edges: tuple[Edge, ...] = ()
+    whole: GemmProblem | None = None
+
+    @property
+    def covers(self) -> GemmProblem:
+        """The problem that all launches of the plan compute together."""
+        return self.problem if self.whole is None else self.whole
 
     @property
     def blocks(self) -> int:
@@ -97,8 +124,9 @@ class GemmPlan:
 
     @property
     def workspace_bytes(self) -> int:
-        """Bytes of global memory beside the operands."""
-        return self.partial_bytes + self.ticket_bytes
+        """Bytes of global memory beside the operands; launches that follow one another share them."""
+        own = self.partial_bytes + self.ticket_bytes
+        return max([own, *(edge.plan.workspace_bytes for edge in self.edges)])
 
     @property
     def rejected(self) -> tuple[GemmCandidate, ...]:

@@ -16,6 +16,7 @@ from tilewave.kernels.instances import Family, Instance
 from tilewave.kernels.new_loops import instance_refusal
 from tilewave.planner.gemm.candidates import bind, schedules_for, why_useless
 from tilewave.planner.gemm.costs import GemmCosts, costs_for
+from tilewave.planner.gemm.edges import with_edges
 from tilewave.planner.gemm.estimate import InstanceModel, Rates, Traffic, Weigher
 from tilewave.planner.gemm.options import WORKSPACE_LIMIT_BYTES, PlanOptions
 from tilewave.planner.gemm.records import GemmCandidate, GemmEstimate, GemmPlan
@@ -69,7 +70,9 @@ class GemmPlanner:
             if plan is not None:
                 self._plans.move_to_end(key)
                 return plan
-        plan = self.plan_afresh(problem, options)
+        plan = with_edges(
+            self.plan_afresh(problem, options), options, self.costs.launch.value, self.plan_afresh
+        )
         with self._lock:
             self._plans[key] = plan
             if len(self._plans) > CACHED_PLANS:
