@@ -31,6 +31,7 @@ class Flight:
     pieces: Array  # index of each 16-byte piece in a block's shared memory, in the tile's order
     barriers: list[tuple[Mbarrier, int]] = field(default_factory=list)  # with the phase at the start
     data: Array | None = None  # what a store has read
+    waited: bool = False  # whether a store's thread knows that it has read
     event: tuple[int, int] | None = None  # a store's, for the race detection
 
 
@@ -131,6 +132,7 @@ class BulkCopies:
             for group in done:
                 for flight in group:
                     self._read(flight)
+                    flight.waited = True
                     if self._machine.ordering is not None and flight.event is not None:
                         self._machine.ordering.bulk_done(lane, flight.event)
                     if not read_only:
@@ -146,8 +148,11 @@ class BulkCopies:
 
     def check_ended(self, slots: list[int]) -> None:
         """Blocks have ended: nothing may be in flight to or from their shared memory."""
-        for flight in self._flights:
-            if flight.data is None and set(flight.slots) & set(slots):
+        loads = [flight for flight in self._flights if flight.barriers]
+        groups = [*self._open.values(), *(group for groups in self._groups.values() for group in groups)]
+        stores = [flight for group in groups for flight in group if not flight.waited]
+        for flight in loads + stores:
+            if set(flight.slots) & set(slots):
                 raise RaceError(
                     f"{flight.text}: {self._machine.where(flight.lane)} started the copy, and its block has "
                     f"ended without waiting for it"
