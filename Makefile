@@ -13,9 +13,14 @@ run: setup
 
 setup: $(READY)
 
-$(READY): pyproject.toml requirements-test.lock
+# PyTorch's CPU build is not on every index: without it the tests of tilewave.torch are skipped, and no more.
+$(READY): pyproject.toml requirements-test.lock requirements-torch.lock
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-test.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-torch.lock \
+		2>/dev/null || echo "PyTorch's CPU build is not to be had here, so tests of tilewave.torch are skipped;" \
+		"to have it: $(BIN)/pip install --no-deps -r requirements-torch.lock" \
+		"--extra-index-url https://download.pytorch.org/whl/cpu"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	touch $@
 
