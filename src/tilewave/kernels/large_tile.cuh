@@ -225,8 +225,6 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32, MIN_BLOCKS) large_tile(
         a.template load<true>(static_cast<int>(smaller(BK, left)));
         b.template load<true>(static_cast<int>(smaller(BK, left)));
         commit();
-        a.step(args.a_step);
-        b.step(args.b_step);
         arrive();
         a.target ^= STAGE_BYTES;
         b.target ^= STAGE_BYTES;
@@ -238,6 +236,8 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32, MIN_BLOCKS) large_tile(
             read(0, 0);
 #pragma unroll 1
             do {
+                a.step(args.a_step);  // long after the loads before have read the pointers
+                b.step(args.b_step);
                 a.template load<false>(BK);
                 b.template load<false>(BK);
                 commit();
@@ -245,8 +245,6 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32, MIN_BLOCKS) large_tile(
                 for (int k = 0; k < BK; ++k) {
                     if (k == BK - 1) {
                         arrive();
-                        a.step(args.a_step);  // late, when the loads have long read the pointers
-                        b.step(args.b_step);
                         other_stage();
                         read(0, 0);
                     } else {
