@@ -48,7 +48,7 @@ WEIGHED = 512
 
 _MOST_PIECES = PIECE_BOUNDS[ScheduleKind.SPLIT_K][1]
 _MOST_SLOTS = 2**31 - 1
-_CHAINS = (None, 1.0, 2.0, 4.0)
+_CHAINS = (None, 1.0, 2.0, 4.0, 16.0, 64.0)
 """How long a chain of slices may be before its tile is cut, in terms of what all tiles take when SMs share
 them evenly; None: as long as it is."""
 
