@@ -59,7 +59,7 @@ def check_reemitted(instance: Instance) -> bytes:
     assert sum(one.opcode == "FFMA" for one in loop) == MULTIPLY_ADDS
     before, after = outcome.report.before, outcome.report.after
     assert (score(kernel.loop), score(loop)) == (before, after)
-    assert before.utilisation < 0.83
+    assert after.cycles < 0.96 * before.cycles  # the compiler's order waits for registers, now less, now more
     assert after.cycles <= 1.005 * len(loop)  # next to nothing waits for the register file
     assert len(outcome.cubin) == len(kernel.program.cubin)
     assert old.functions.keys() == new.functions.keys()
