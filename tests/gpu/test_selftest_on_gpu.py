@@ -20,6 +20,7 @@ from tilewave.lab.product_samples import Dealing, make_sample
 from tilewave.lab.registry import Rung, get_rung
 from tilewave.lab.selftest import GpuRunner, run_selftest
 from tilewave.lab.selftest_library import GpuSamples, run_library
+from tilewave.lab.selftest_loops import candidates, run_loops
 from tilewave.lab.workers import Budget
 from tilewave.planner.schedules import DATA_PARALLEL, Raster, decompose
 from tilewave.runtime.driver import Device
@@ -46,6 +47,14 @@ def test_some_rungs_pass(device: Device, spec: DeviceSpec, tmp_path: Path) -> No
     assert (data["emulated"], data["device"], data["compared_bits"]) == (False, spec.name, [1, 7, 13])
     assert data["environment"]["gpu"] == device.name
     assert data["not_run"] == []
+
+
+def test_new_loops_pass(device: Device, spec: DeviceSpec, rng: np.random.Generator) -> None:
+    seed = int(rng.integers(2**32))
+    outcomes, left_out, notes = run_loops(spec, seed=seed, gpu=device, budget=Budget(None), progress=Silent())
+    assert not left_out
+    assert not [outcome for outcome in outcomes if outcome.findings], f"seed {seed}"
+    assert len(outcomes) + len(notes) == len(candidates(spec)) or not outcomes
 
 
 def test_the_library_passes(device: Device, spec: DeviceSpec, rng: np.random.Generator) -> None:

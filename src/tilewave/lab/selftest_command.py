@@ -22,6 +22,7 @@ from tilewave.lab.records import write_json
 from tilewave.lab.registry import load_rungs
 from tilewave.lab.selftest import GpuRunner, Outcome, Runner, Selftest, run_selftest
 from tilewave.lab.selftest_library import GpuSamples, LibraryOutcome, Task, run_library
+from tilewave.lab.selftest_loops import NEW_LOOPS, run_loops
 from tilewave.lab.workers import Budget
 from tilewave.runtime.driver import Device, probe
 
@@ -79,16 +80,23 @@ def selftest_command(
     allowed = Budget(budget)
     outcomes: list[LibraryOutcome] = []
     left_out: list[Task] = []
+    loops_left_out: list[str] = []
+    loop_notes: list[str] = []
     with progress_bar() as progress:
         if library or rungs is None:
             samples = None if gpu is None else GpuSamples(gpu)
             outcomes, left_out = run_library(
                 spec, seed=seed, gpu=samples, budget=allowed, jobs=workers, progress=progress
             )
+            loops, loops_left_out, loop_notes = run_loops(
+                spec, seed=seed, gpu=gpu, budget=allowed, progress=progress
+            )
+            outcomes += loops
         result = run_selftest(
             chosen, spec, seed=seed, gpu=runner, budget_s=allowed.left, jobs=workers, progress=progress
         )
-    result.library, result.library_not_run = outcomes, list(map(str, left_out))
+    result.library, result.library_not_run = outcomes, [*map(str, left_out), *loops_left_out]
+    result.notes += loop_notes
     result.seconds = round(budget - allowed.left, 1)
     for line in (*library_lines(result), *rung_lines(result)):
         console.print(line, soft_wrap=True)
@@ -113,6 +121,10 @@ def library_lines(result: Selftest) -> Iterator[str]:
         failed = sum(bool(outcome.findings) for outcome in outcomes)
         compared = not failed and all(outcome.compared_bits for outcome in outcomes)
         state = f"WRONG in {failed} of them" if failed else "right"
+        if family == NEW_LOOPS:
+            bits = "" if failed else ", bits as the compiler's loops give them"
+            yield f"{family:<24} {'':>11}  {_count(len(outcomes), 'kernel'):>9}, {state}{bits}"
+            continue
         yield (
             f"{family:<24} {_count(len(outcomes), 'product'):>11}, {'':>9}  "
             f"largest error {max(errors, default=float('nan')):8.3g} bounds: {state}"

@@ -52,7 +52,7 @@ class LibraryOutcome:
 
     family: str
     kernel: str
-    dealing: Dealing
+    dealing: str
     product: str
     error_in_bounds: float | None
     findings: tuple[str, ...] = ()

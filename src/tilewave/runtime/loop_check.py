@@ -41,7 +41,9 @@ class Product(Protocol):
     """What is compared; ``finite``: no element of the result is NaN."""
 
     @property
-    def finite(self) -> bool: ...
+    def finite(self) -> bool:
+        """Whether no element of the result is NaN."""
+        ...
 
 
 _Product = TypeVar("_Product", bound=Product)
