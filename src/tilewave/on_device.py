@@ -13,7 +13,7 @@ from tilewave.call import GemmCall
 from tilewave.errors import UsageError
 from tilewave.kernels.arguments import Pointers
 from tilewave.normalise import Normalised, normalise
-from tilewave.outputs import empty_on_device, finished, written
+from tilewave.outputs import empty_on_device, finished, keep_tensors, written
 from tilewave.planner.gemm.options import PlanOptions
 from tilewave.problem import Activation, GemmProblem, Precision
 from tilewave.semantics import Alignments, Product, Strides, contiguous, gemm_problem, share_memory
@@ -254,15 +254,15 @@ def ordered(call: GemmCall) -> Iterator[None]:
 
 
 def keep_exchanged(call: GemmCall) -> None:
-    """Keep memory that came through DLPack until the work on it is done.
+    """Keep memory until the work on it is done, where its owner knows nothing of our stream.
 
-    Its owner may reuse it as soon as it is given back, and knows nothing of our stream.
+    That is memory that came through DLPack, which may be reused as soon as it is given back, and PyTorch's
+    where work is submitted to another stream than its current one.
     """
-    owners = [
-        view.owner
-        for view in (call.a, call.b, call.c, call.bias, call.out)
-        if view is not None and view.framework in ("jax", "dlpack")
-    ]
+    views = [view for view in (call.a, call.b, call.c, call.bias, call.out) if view is not None]
+    owners = [view.owner for view in views if view.framework in ("jax", "dlpack")]
+    if not call.others:  # else PyTorch's own stream goes on after the product
+        keep_tensors([view.owner for view in views if view.framework == "torch"], call.stream, _gpu(call))
     if owners:
         from tilewave.runtime.interop import keep_until_passed
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,19 @@ def written(view: ArrayView) -> Any:
     if view.framework == "torch" and not view.owner.is_inference():
         sys.modules["torch"].autograd.graph.increment_version(view.owner)
     return view.owner
+
+
+def keep_tensors(tensors: Sequence[Any], stream: int, device: int) -> None:
+    """Tell PyTorch that work on a stream uses tensors, where that is not its current stream.
+
+    Their memory is not given to others then before the stream has passed this point.
+    """
+    if not tensors or stream == torch_stream(device):
+        return
+    cuda = sys.modules["torch"].cuda
+    user = cuda.ExternalStream(stream, device=f"cuda:{device}")
+    for tensor in tensors:
+        tensor.record_stream(user)
 
 
 def from_host(framework: str, array: NDArray[np.float32]) -> Any:

@@ -20,6 +20,7 @@ import numpy as np
 
 from tilewave import recording
 from tilewave.device.driver import ProcessState
+from tilewave.outputs import keep_tensors
 
 if TYPE_CHECKING:
     from tilewave.call import GemmCall
@@ -96,11 +97,15 @@ class _Library:
         """New memory for a result in the order of the current stream, and its address."""
         raise NotImplementedError
 
+    def used_by(self, arrays: tuple[Any, ...], stream: int, device: int) -> None:
+        """Note that work on another stream than the library's current one uses these arrays."""
+
     def compute_more(
         self,
         key: tuple[Any, ...],
         device: int,
         a: Any,
+        b: Any,
         at_a: int,
         at_b: int,
         c: Any,
@@ -135,7 +140,11 @@ class _Library:
             out, at_out = self.empty(a, launch)
             if at_out & _VECTOR_MASK:
                 return MISSED
-        return out if launch(at_a, at_b, at_c, at_bias, at_out, handle) else MISSED
+        if not launch(at_a, at_b, at_c, at_bias, at_out, handle):
+            return MISSED
+        if handle != current:
+            self.used_by((a, b, c, bias, out), handle, device)
+        return out
 
 
 _ABSENT: Final = (None, 0)
@@ -203,7 +212,7 @@ class _Torch(_Library):
                 if at_result & _VECTOR_MASK or not launch(at_a, at_b, 0, 0, at_result, current):
                     return MISSED
                 return result
-            result = self.compute_more(key, device, a, at_a, at_b, c, bias, out, stream, current)
+            result = self.compute_more(key, device, a, b, at_a, at_b, c, bias, out, stream, current)
         except RuntimeError:  # a tensor without memory, or no memory for the result
             return MISSED
         if result is out and out is not None and not out.is_inference():
@@ -221,6 +230,9 @@ class _Torch(_Library):
             return None
         address: int = array.data_ptr()
         return (array.shape, array.stride(), address & _VECTOR_MASK), address
+
+    def used_by(self, arrays: tuple[Any, ...], stream: int, device: int) -> None:
+        keep_tensors([array for array in arrays if array is not None], stream, device)
 
     def empty(self, like: Any, launch: PreparedGemm) -> tuple[Any, int]:
         if launch.alone and self._empty_strided is not None:
@@ -273,7 +285,7 @@ class _Cupy(_Library):
             if at_result & _VECTOR_MASK or not launch(at_a, at_b, 0, 0, at_result, current):
                 return MISSED
             return result
-        return self.compute_more(key, device, a, at_a, at_b, c, bias, out, stream, current)
+        return self.compute_more(key, device, a, b, at_a, at_b, c, bias, out, stream, current)
 
     def see(self, array: Any, device: int) -> tuple[Any, int] | None:
         if type(array) is not self._array or array.dtype is not self._float32:

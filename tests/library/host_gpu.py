@@ -103,7 +103,6 @@ class FakeExecutor:
                 read("preactivation", m, n)[...] = value.astype(F)
             read("out", m, n)[...] = activate(problem.activation, value).astype(F)
 
-
     def group(
         self,
         problems: Sequence[GemmProblem],
@@ -207,6 +206,7 @@ class TorchTensor:
         self.requires_grad = traits.get("requires_grad", False)
         self.negated = traits.get("negated", False)
         self.without_memory = traits.get("without_memory", False)
+        self.used_by: list[Any] = []
 
     def stride(self) -> tuple[int, ...]:
         return tuple(stride // self.host.itemsize for stride in self.host.strides)
@@ -224,6 +224,9 @@ class TorchTensor:
 
     def is_neg(self) -> bool:
         return self.negated
+
+    def record_stream(self, stream: Any) -> None:
+        self.used_by.append(stream)
 
     def detach(self) -> TorchTensor:
         return self

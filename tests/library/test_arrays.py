@@ -184,6 +184,17 @@ def test_torch_tensors_of_the_host(gpu: FakeGpu, rng: Rng) -> None:
     assert np.array_equal(got.host, np.matmul(a, a.T))
 
 
+def test_torch_is_told_of_work_on_another_stream(gpu: FakeGpu, rng: Rng) -> None:
+    a, out = TorchTensor(rng.standard_normal((3, 3), dtype=F)), TorchTensor(np.zeros((3, 3), F))
+    with gpu.torch.on(0x52):
+        tilewave.matmul(a, a, out=out)
+        assert a.used_by == out.used_by == []
+        tilewave.matmul(a, a, out=out, stream=0x52)
+        assert a.used_by == out.used_by == []
+        tilewave.matmul(a, a, out=out, stream=0x77)
+    assert set(a.used_by) == set(out.used_by) == {0x77}
+
+
 def test_torch_is_told_of_a_write(gpu: FakeGpu, rng: Rng) -> None:
     a, out = TorchTensor(rng.standard_normal((3, 3), dtype=F)), TorchTensor(np.zeros((3, 3), F))
     tilewave.matmul(a, a, out=out)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import sys
+import types
 
 import pytest
 from tests.runtime.fake_gpu import FakeGpu
@@ -51,6 +53,35 @@ def test_a_cold_capture_is_refused_before_anything_is_done(pool: WorkspacePool, 
     gpu.capturing[11] = 1
     with pytest.raises(CaptureError, match=r"5,000 bytes .* tilewave\.prepare"):
         pool.take(11, 1000, 4000)
+
+
+def test_a_capture_of_torch_lends_memory_of_its_graph(
+    pool: WorkspacePool, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was set aside: each launch gets memory of PyTorch's, its tickets cleared in the graph."""
+    lent: list[types.SimpleNamespace] = []
+
+    def empty(nbytes: int, dtype: str, device: str) -> types.SimpleNamespace:
+        memory = (ctypes.c_ubyte * nbytes)(*b"\xff" * 100)
+        lent.append(types.SimpleNamespace(memory=memory, data_ptr=lambda: ctypes.addressof(memory)))
+        assert device == "cuda:0"
+        return lent[-1]
+
+    torch = types.SimpleNamespace(
+        empty=empty, uint8="uint8", _C=types.SimpleNamespace(_cuda_getCurrentRawStream=lambda device: 11)
+    )
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    gpu.capturing[11] = gpu.capturing[12] = 1
+    with pytest.raises(CaptureError):
+        pool.take(12, 1000, 4000)  # somebody else's capture
+    assert lent == []
+    first, second = pool.take(11, 1000, 4000), pool.take(11, 1000, 4000)
+    assert len(lent) == 2
+    assert first.address != second.address
+    assert first.holds(1000, 4000)
+    assert ctypes.string_at(first.address, 1000) == bytes(1000)
+    assert pool.nbytes() == 0
+    assert gpu.count("cuMemAllocAsync") == 0
 
 
 def test_a_capture_uses_what_was_set_aside_and_keeps_it(pool: WorkspacePool, gpu: FakeGpu) -> None:

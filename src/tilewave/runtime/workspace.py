@@ -4,11 +4,13 @@ A kernel that cuts tiles along K needs slots for partial sums and tickets that a
 one stream runs in order, so that all its launches share one arena, which grows to the largest need (the
 planner bounds it) and is given back in stream order when it is outgrown. A graph may be replayed at any time
 on any stream, so whatever a capture uses is its own for the life of the process; `reserve` sets it aside
-beforehand, because nothing may be allocated while a stream is captured.
+beforehand, because nothing may be allocated while a stream is captured. Where nothing was set aside and it is
+PyTorch that captures, memory comes from its graph's own pool, and lives as long as the graph.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from dataclasses import dataclass
 
@@ -100,6 +102,8 @@ class WorkspacePool:
             if held is not None and held.holds(ticket_bytes, partial_bytes):
                 return held
             fitting = [arena for arena in self._reserve if arena.holds(ticket_bytes, partial_bytes)]
+            if not fitting and (lent := self._lent_by_torch(stream, ticket_bytes, partial_bytes)):
+                return lent
             if not fitting:
                 raise CaptureError(
                     f"{ticket_bytes + partial_bytes:,} bytes of workspace would have to be allocated while "
@@ -112,11 +116,33 @@ class WorkspacePool:
             self._captured[(capture, stream)] = arena
             return arena
 
+    def _lent_by_torch(self, stream: int, ticket_bytes: int, partial_bytes: int) -> Arena | None:
+        """Memory of the graph that PyTorch captures on its current stream; None where that is another one.
+
+        The tensor is given back at once: PyTorch hands its memory to what is captured later on this stream
+        only, which runs after the launch that it is for. So each launch asks anew, and its tickets are
+        cleared within the graph.
+        """
+        torch = sys.modules.get("torch")
+        current = getattr(getattr(torch, "_C", None), "_cuda_getCurrentRawStream", None)
+        if torch is None or current is None or int(current(self._state.ordinal)) != stream:
+            return None
+        ticket_bytes = _whole_units(ticket_bytes)
+        device = f"cuda:{self._state.ordinal}"
+        lent = torch.empty(ticket_bytes + partial_bytes, dtype=torch.uint8, device=device)
+        address = int(lent.data_ptr())
+        driver._call("cuMemsetD8Async", address, 0, ticket_bytes, stream)
+        return Arena(address, ticket_bytes, partial_bytes)
+
     def _allocate(self, stream: int, ticket_bytes: int, partial_bytes: int) -> Arena:
-        ticket_bytes = max(1, -(-ticket_bytes // TICKET_UNIT)) * TICKET_UNIT
+        ticket_bytes = _whole_units(ticket_bytes)
         address = int(driver._call("cuMemAllocAsync", ticket_bytes + partial_bytes, stream))
         driver._call("cuMemsetD8Async", address, 0, ticket_bytes, stream)
         return Arena(address, ticket_bytes, partial_bytes)
+
+
+def _whole_units(ticket_bytes: int) -> int:
+    return max(1, -(-ticket_bytes // TICKET_UNIT)) * TICKET_UNIT
 
 
 _pools: dict[int, WorkspacePool] = {}
