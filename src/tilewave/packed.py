@@ -55,9 +55,9 @@ def prepack(array: Any, *, operand: str = "b", transpose: bool = False, stream: 
     """Pack an operand of products in precision ``fp16x3`` that is used again: constant weights, say.
 
     ``array`` is a float32 matrix, or a batch of them, on a GPU. ``operand`` is the place that it will take:
-    "b", of shape (..., K, N), or "a", of shape (..., M, K); ``transpose`` stands for ``transpose_b=True`` or ``transpose_a=True`` of
-    `gemm`. What is returned takes the array's place in `matmul` and `gemm`. Results have the same bits as
-    with the array, which must not be changed as long as the packed form is used.
+    "b", of shape (..., K, N), or "a", of shape (..., M, K); ``transpose`` stands for ``transpose_b=True`` or
+    ``transpose_a=True`` of `gemm`. What is returned takes the array's place in `matmul` and `gemm`. Results
+    have the same bits as with the array, which must not be changed as long as the packed form is used.
 
     The packed form takes 4 bytes an element, K rounded up to a multiple of 64. Where it does not fit a
     product (the place, a transposition or a batch is another one), the array is packed anew for it. In other

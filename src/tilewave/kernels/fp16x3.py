@@ -1,9 +1,10 @@
 """The kernels of precision ``fp16x3``: what they are, how an operand is packed for them, and their arguments.
 
-Four kernels make a product: a *scan* and, where packed rows are neighbours in memory, a *pack* turn float32
-operands into scaled fp16 pairs (`kernels/fp16x3_pack.cuh`), the *main* kernel multiplies them on tensor cores
-(`kernels/fp16x3_main.cuh`), and the *recompute* kernel makes the few elements that the split cannot hold
-(`kernels/fp16x3_recompute.cuh`). All need what only sm_90a has. No GPU library is imported.
+Float32 operands become scaled fp16 pairs: by the kernel *scan* where elements along K are neighbours in
+memory (`kernels/fp16x3_pack.cuh`), by *columns* where packed rows are (`kernels/fp16x3_columns.cuh`), or by
+scan and *pack* where K is too long for that. *main* multiplies on tensor cores (`kernels/fp16x3_main.cuh`),
+and *recompute* makes the few elements that the split cannot hold (`kernels/fp16x3_recompute.cuh`). All need
+what only sm_90a has. No GPU library is imported.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ _INDEX_LIMIT = 1 << 31
 
 _PACK_THREADS, _PACK_WARPS = 256, 8
 _SCAN_ROWS, _PACK_ROWS = 128, 32
+_COLUMNS_ROWS, _COLUMNS_K = 16, 1024
+LARGEST_CLUSTER = 8
+"""Blocks of a cluster that every GPU of the architecture can hold."""
 _MOST_CHUNKS, _LEAST_CHUNK = 32, 256
 PACKED_ALIGNMENT = 256
 """Packed operands, and what is within them, begin at multiples of so many bytes."""
@@ -69,7 +73,7 @@ def _main(halves: int, stages: int, reason: str) -> Instance:
     )
 
 
-def _helper(header: str, kernel: str, reason: str) -> Instance:
+def _helper(header: str, kernel: str, reason: str, threads: int = _PACK_THREADS) -> Instance:
     return Instance(
         name=kernel,
         family=FAMILY,
@@ -80,7 +84,7 @@ def _helper(header: str, kernel: str, reason: str) -> Instance:
         bk=0,
         tm=0,
         tn=0,
-        threads=_PACK_THREADS,
+        threads=threads,
         shared_bytes=0,
         a=None,
         b=None,
@@ -95,12 +99,13 @@ SMALL = _main(1, 6, "products whose larger tiles would leave SMs idle")
 MAIN_INSTANCES = (LARGE, SMALL)
 SCAN = _helper("fp16x3_pack", "fp16x3_scan", "packs rows along K, scans strips of neighbouring rows")
 PACK = _helper("fp16x3_pack", "fp16x3_pack", "packs strips that were scanned")
+COLUMNS = _helper("fp16x3_columns", "fp16x3_columns", "packs strips of neighbouring rows in one pass", 512)
 RECOMPUTE = _helper("fp16x3_recompute", "fp16x3_recompute", "elements that the split cannot hold")
 
 
 def every_fp16x3_instance() -> tuple[Instance, ...]:
     """All kernels of the mode; they are compiled for `ARCHITECTURE` alone."""
-    return (*MAIN_INSTANCES, SCAN, PACK, RECOMPUTE)
+    return (*MAIN_INSTANCES, SCAN, PACK, COLUMNS, RECOMPUTE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +157,21 @@ class UnpackedOperand:
         return contiguous == 1 and self.alignment >= 16 and all(step % 4 == 0 for step in steps)
 
     @property
+    def in_one_pass(self) -> bool:
+        """Whether neighbouring packed rows are read once, by a cluster that holds all of K."""
+        return not self.along_k and self.intervals * INTERVAL <= LARGEST_CLUSTER * _COLUMNS_K
+
+    @property
+    def cluster(self) -> int:
+        """Blocks that share K where it is packed in one pass."""
+        return -(-self.intervals * INTERVAL // _COLUMNS_K)
+
+    @property
+    def readings(self) -> int:
+        """How often packing reads the operand out of device memory."""
+        return 1 if self.along_k or self.in_one_pass else 2
+
+    @property
     def warps(self) -> int:
         """Warps that share a row: enough for one or two passes over K, as far as a block has them."""
         return min(_PACK_WARPS, 1 << max(0, math.ceil(self.k / 256) - 1).bit_length())
@@ -171,13 +191,17 @@ class UnpackedOperand:
         """Blocks of the scan kernel."""
         if self.along_k:
             return -(-self.packed_rows // (_PACK_WARPS // self.warps))
+        if self.in_one_pass:
+            return 0
         return self.items * -(-self.rows // _SCAN_ROWS) * self.chunks
 
     @property
     def pack_blocks(self) -> int:
-        """Blocks of the pack kernel."""
+        """Blocks of the pack kernel, or of the one that packs columns in one pass."""
         if self.along_k:
             return 0
+        if self.in_one_pass:
+            return self.items * -(-self.rows // _COLUMNS_ROWS) * self.cluster
         return (
             self.items
             * -(-self.rows // _PACK_ROWS)
@@ -217,7 +241,7 @@ class UnpackedOperand:
     @property
     def scratch_bytes(self) -> int:
         """Memory that packing takes beside."""
-        return 0 if self.along_k else aligned(4 * self.packed_rows * self.chunks)
+        return 0 if self.along_k or self.in_one_pass else aligned(4 * self.packed_rows * self.chunks)
 
 
 def aligned(nbytes: int) -> int:
@@ -342,7 +366,7 @@ def pack_arguments(
             operand.pack_blocks,
             int(not operand.along_k),
             int(operand.vectors),
-            operand.warps,
+            operand.cluster if operand.in_one_pass else operand.warps,
             operand.chunk,
         )
         scan_blocks += operand.scan_blocks

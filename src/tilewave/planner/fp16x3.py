@@ -125,7 +125,7 @@ def _estimate(problem: GemmProblem, instance: Instance, spec: DeviceSpec, sms: i
     tiles_m, tiles_n, _ = instance.tiles(problem)
     rounds = -(-tiles_m * tiles_n * problem.batches // sms)
     compute = rounds * (tile + TILE_US * instance.bm / fp16x3.LARGE.bm)
-    moved = sum(one.packed_rows * (4 * one.k * (1 if one.along_k else 2) + one.row_bytes) for one in (a, b))
+    moved = sum(one.packed_rows * (4 * one.k * one.readings + one.row_bytes) for one in (a, b))
     packing = moved / (spec.bandwidth_gb_s * 1e3 * PACKING_GB_S_SHARE)
     memory = packing + Traffic.of(problem).outputs / (spec.bandwidth_gb_s * 1e3)
     launches = 3 + any(one.pack_blocks for one in (a, b))

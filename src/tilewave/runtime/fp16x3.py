@@ -44,16 +44,14 @@ class Launch:
         self._blocks = [ctypes.create_string_buffer(one, len(one)) for one in step.arguments]
         self._parameters = (ctypes.c_void_p * len(self._blocks))(*map(ctypes.addressof, self._blocks))
         self._config: Any = None
-        if step.early:
+        attributes = _attributes(step)
+        if attributes:
             cuda = bindings()
-            attribute = cuda.CUlaunchAttribute()
-            attribute.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            attribute.value.programmaticStreamSerializationAllowed = 1
             config = self._config = cuda.CUlaunchConfig()
             config.gridDimX, config.gridDimY, config.gridDimZ = step.blocks, 1, 1
             config.blockDimX, config.blockDimY, config.blockDimZ = step.instance.threads, 1, 1
             config.sharedMemBytes = step.instance.shared_bytes
-            config.attrs, config.numAttrs = [attribute], 1
+            config.attrs, config.numAttrs = attributes, len(attributes)
 
     def submit(self, stream: int) -> None:
         """Launch on a stream."""
@@ -65,6 +63,24 @@ class Launch:
         step = self._step
         shape = (step.blocks, 1, 1, step.instance.threads, 1, 1, step.instance.shared_bytes)
         driver._call("cuLaunchKernel", self._handle, *shape, stream, parameters, 0)
+
+
+def _attributes(step: Step) -> list[Any]:
+    """What a launch asks of the driver beside its shape."""
+    cuda, found = bindings(), []
+    kinds = cuda.CUlaunchAttributeID
+    if step.early:
+        attribute = cuda.CUlaunchAttribute()
+        attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        found.append(attribute)
+    if step.cluster > 1:
+        attribute = cuda.CUlaunchAttribute()
+        attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        shape = attribute.value.clusterDim
+        shape.x, shape.y, shape.z = step.cluster, 1, 1
+        found.append(attribute)
+    return found
 
 
 class ModeState:
@@ -233,7 +249,7 @@ def prepare_fp16x3(plan: GemmPlan, *, device: int, branches: int = 1) -> None:
     """Load the kernels of a plan of the mode and set workspace aside, so that it can be captured."""
     mode = mode_state(device)
     with mode.state.context():
-        for instance in (plan.instance, fp16x3.SCAN, fp16x3.PACK, fp16x3.RECOMPUTE):
+        for instance in (plan.instance, fp16x3.SCAN, fp16x3.PACK, fp16x3.COLUMNS, fp16x3.RECOMPUTE):
             mode.kernel(instance, 0)
         workspace_pool(mode.state).reserve(plan.ticket_bytes, plan.partial_bytes, branches)
 

@@ -30,6 +30,7 @@ def run_step(step: Step, memory: Memory, **options: Any) -> None:
         list(step.arguments),
         memory,
         dynamic_shared_bytes=step.instance.shared_bytes,
+        cluster=(step.cluster, 1, 1),
         **options,
     )
 

@@ -23,12 +23,13 @@ Encoder = Callable[[TensorMap], bytes]
 @dataclass(frozen=True, slots=True)
 class Step:
     """A launch: ``arguments`` are the bytes of each parameter, ``early`` whether it may start while the one
-    before it still runs, which it waits for by itself."""
+    before it still runs, which it waits for by itself; ``cluster`` blocks form a cluster."""
 
     instance: Instance
     blocks: int
     arguments: tuple[bytes, ...]
     early: bool
+    cluster: int = 1
 
 
 def tensor_map(operand: UnpackedOperand, address: int, rows: int) -> TensorMap:
@@ -92,9 +93,14 @@ def packing_steps(operands: list[tuple[UnpackedOperand, int, PackedAddresses, in
     if not operands:
         return []
     arguments, scan_blocks, pack_blocks = fp16x3.pack_arguments(operands)
-    found = [Step(fp16x3.SCAN, scan_blocks, (arguments,), early=False)]
+    found = []
+    if scan_blocks:
+        found.append(Step(fp16x3.SCAN, scan_blocks, (arguments,), early=False))
     if pack_blocks:
-        found.append(Step(fp16x3.PACK, pack_blocks, (arguments,), early=True))
+        # Operands of one product have one K, so that either all or none are packed in one pass.
+        clusters = [operand.cluster for operand, *_ in operands if operand.in_one_pass]
+        instance, cluster = (fp16x3.COLUMNS, clusters[0]) if clusters else (fp16x3.PACK, 1)
+        found.append(Step(instance, pack_blocks, (arguments,), early=bool(found), cluster=cluster))
     return found
 
 
