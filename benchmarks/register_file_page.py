@@ -23,7 +23,14 @@ PAGE = ROOT / "docs" / "register-file.md"
 MEASURED = ROOT / "benchmarks" / "results" / "reemitted_h200.json"
 BEGIN, END = "<!-- predictions -->\n", "<!-- end of predictions -->"
 BEGIN_MEASURED, END_MEASURED = "<!-- measured -->\n", "<!-- end of measured -->"
+BEGIN_SPLIT, END_SPLIT = "<!-- split -->\n", "<!-- end of split -->"
 Row = dict[str, Any]
+
+# An H200, on which MEASURED was made.
+_SMS, _CLOCK_MHZ, _LANES = 132, 1980, 128
+_SPLIT_TILES = ("128x256", "256x128", "128x128")
+_SPLIT_SIZES = (2048, 4096)
+_DEPTH = 8
 
 
 def measured() -> list[Row]:
@@ -89,12 +96,40 @@ def measured_table(record: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def split_table(record: dict[str, Any]) -> str:
+    """Slots per FFMA and clocks beside the loop, from two sizes whose tiles differ only in their depth."""
+    lines = [
+        "| kernel | predicted slots per FFMA | measured | clocks of a tile beside its slices |",
+        "| --- | --- | --- | --- |",
+    ]
+    for name, row in record["instances"].items():
+        _, _, tile, *_ = name.split("_")
+        if tile not in _SPLIT_TILES or row["reason"]:
+            continue
+        bm, bn = (int(extent) for extent in tile.split("x"))
+        clocks = []
+        for size in _SPLIT_SIZES:
+            rates = row["rates"][str(size)]
+            whole = "reemitted" if rates["schedule"] == "data-parallel" else "data-parallel"
+            tiles_of_busiest = -(-(size // bm) * (size // bn) // _SMS)
+            clocks.append(2e-6 * size**3 / rates[whole] * _CLOCK_MHZ / tiles_of_busiest)
+        slices = [size // _DEPTH for size in _SPLIT_SIZES]
+        a_slice = (clocks[1] - clocks[0]) / (slices[1] - slices[0])
+        beside = clocks[0] - slices[0] * a_slice
+        measured = a_slice / (bm * bn * _DEPTH / _LANES)
+        predicted = row["report"].split("->")[1].split(";")[0].strip()
+        label = name.removeprefix("large_tile_")
+        lines.append(f"| `{label}` | {predicted} | {measured:.3f} | {beside:,.0f} |")
+    return "\n".join(lines) + "\n"
+
+
 def with_table(page: str, rows: list[Row]) -> str:
     """The page with its tables made anew."""
     readings = json.loads(MEASURED.read_text(encoding="utf-8"))
     for begin, end, text in (
         (BEGIN, END, table(rows)),
         (BEGIN_MEASURED, END_MEASURED, measured_table(readings)),
+        (BEGIN_SPLIT, END_SPLIT, split_table(readings)),
     ):
         head, rest = page.split(begin)
         page = head + begin + text + end + rest.split(end)[1]
