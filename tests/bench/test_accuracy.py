@@ -116,7 +116,7 @@ def test_overflow_and_zeros_are_told(tmp_path: Path) -> None:
 
 
 def test_a_budget_ends_the_run() -> None:
-    code, out, _ = run("--data", "normal", "--k", "16,1048576", "--size", 8, "--budget", 1)
+    code, out, _ = run("--data", "normal", "--k", "16,1048576", "--size", 8, "--budget", 5)
     assert code == 0
     assert "4 of 8 points did not fit into the budget" in out
 

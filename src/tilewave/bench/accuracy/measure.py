@@ -22,9 +22,6 @@ Operands = tuple[Float32, Float32]
 Source = Callable[[int], Operands]
 """Operands of a K."""
 
-WORST_NANOSECONDS = 80.0
-"""For each multiply-add of a model, to see whether a product still fits a budget; 15 is usual."""
-
 
 def standard(name: str, seed: int, m: int, n: int) -> Source:
     """Operands of a standard data set, the same ones for equal arguments and K."""
@@ -97,7 +94,7 @@ def measure(
             work = a.shape[0] * b.shape[1] * k
             for key, contender in contenders.items():
                 spent = time.monotonic() - begun
-                if budget is not None and spent + work * WORST_NANOSECONDS * 1e-9 > budget:
+                if budget is not None and spent + work * contender.nanoseconds * 1e-9 > budget:
                     return
                 yield point_of(data, key, contender, a, b)
 
