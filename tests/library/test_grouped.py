@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from host_gpu import CupyArray
+from host_gpu import CupyArray, FakeGpu
 from host_staging import install
 from numpy.lib.stride_tricks import as_strided
 from paths import Path
 
 import tilewave
+from tilewave.errors import OperandTypeError, UsageError
 from tilewave.precision import ieee_bound
 
 F = np.float32
@@ -215,3 +216,140 @@ def test_no_problems(kernels: Path) -> None:
     (empty,) = tilewave.grouped_gemm([(CupyArray(np.zeros((0, 3), F)), CupyArray(np.zeros((3, 2), F)))])
     assert host(empty).shape == (0, 2)
     assert not kernels.executor.groups
+
+
+def pick(rng: Generator, memory: Array, shape: tuple[int, int]) -> Array:
+    """A matrix somewhere in ``memory``: by rows or columns, close or apart, maybe turned around."""
+    rows, columns = shape
+    inner = int(rng.integers(1, 3))
+    pitch = inner * columns + int(rng.integers(4))
+    first = int(rng.integers(memory.size - pitch * rows - inner * columns))
+    if rng.integers(2):
+        view = as_strided(memory[first:], (rows, columns), (4 * pitch, 4 * inner))
+    else:
+        pitch = inner * rows + int(rng.integers(4))
+        view = as_strided(memory[first:], (rows, columns), (4 * inner, 4 * pitch))
+    return view[:: int(rng.choice([1, -1])), :: int(rng.choice([1, -1]))]
+
+
+def cells(memory: Array, view: Array) -> set[int]:
+    """Indices in ``memory`` of a view's elements, one by one."""
+    first = (view.ctypes.data - memory.ctypes.data) // 4
+    return {
+        first + sum(i * step // 4 for i, step in zip(index, view.strides, strict=True))
+        for index in np.ndindex(view.shape)
+    }
+
+
+@pytest.mark.parametrize("place", ["host", "gpu"])
+def test_outs_that_meet_operands_of_others_are_refused_and_no_others(
+    place: str, kernels: Path, rng: Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against a count of elements; what is refused leaves everything as it was."""
+    monkeypatch.setattr("tilewave.group.run_members", lambda members, alone: [None] * len(members))
+    monkeypatch.setattr("tilewave.api.run_members", lambda members, alone: [None] * len(members))
+    refused = 0
+    for _ in range(60):
+        memory = rng.standard_normal(int(rng.integers(150, 900))).astype(F)
+        before = memory.copy()
+        group, used = [], []
+        for _ in range(int(rng.integers(2, 6))):
+            m, n, k = (int(size) for size in rng.integers(1, 5, 3))
+            given = {"a": pick(rng, memory, (m, k)), "b": pick(rng, memory, (k, n))}
+            if rng.integers(4):
+                given["out"] = pick(rng, memory, (m, n))
+            if rng.integers(3) == 0:
+                given["c"] = given["out"] if "out" in given and rng.integers(2) else pick(rng, memory, (m, n))
+            beta = 0.5 if "c" in given and rng.integers(2) else 0.0
+            read = [given["a"], given["b"], *([given["c"]] if beta else [])]
+            used.append((read, given.get("out")))
+            arguments: dict[str, Any] = dict(given) if place == "host" else on_gpu(given)
+            group.append(arguments | {"beta": beta})
+        meets = any(
+            out is not None and cells(memory, out) & cells(memory, other)
+            for i, (_, out) in enumerate(used)
+            for j, (read, written) in enumerate(used)
+            if i != j
+            for other in [*read, *([] if written is None else [written])]
+        )
+        if meets:
+            with pytest.raises(UsageError, match=r"^problem \d+: out shares memory with \w+ of problem \d+"):
+                tilewave.grouped_gemm(group)
+            refused += 1
+        else:
+            tilewave.grouped_gemm(group)
+        assert np.array_equal(before, memory)
+    assert 0 < refused < 60
+
+
+def test_blocks_of_one_result_may_be_computed_side_by_side(kernels: Path, rng: Generator) -> None:
+    """Outs that cover a matrix like a chess board interleave in memory and share nothing."""
+    whole = np.full((24, 36), np.nan, F)
+    a, b = rng.standard_normal((24, 7)).astype(F), rng.standard_normal((7, 36)).astype(F)
+    tilewave.grouped_gemm(
+        [
+            {"a": CupyArray(a[i : i + 6]), "b": CupyArray(b[:, j : j + 9]), "out": CupyArray(out)}
+            for i in range(0, 24, 6)
+            for j in range(0, 36, 9)
+            for out in [whole[i : i + 6, j : j + 9]]
+        ]
+    )
+    assert len(kernels.executor.groups) == 1
+    assert np.allclose(whole, a @ b, atol=1e-4)
+    with pytest.raises(UsageError, match="problem 0: out shares memory with out of problem 1"):
+        tilewave.grouped_gemm(
+            [{"a": CupyArray(a[:6]), "b": CupyArray(b), "out": CupyArray(whole[i : i + 6])} for i in (0, 5)]
+        )
+
+
+def test_errors_name_the_problem_and_nothing_is_written(path: Path, rng: Generator) -> None:
+    wrap = CupyArray if path.emulated else np.asarray
+    a, b = rng.standard_normal((4, 5)).astype(F), rng.standard_normal((5, 6)).astype(F)
+    out = np.full((4, 6), 7, F)
+    good = {"a": wrap(a), "b": wrap(b), "out": wrap(out)}
+    bad: list[tuple[Any, type[Exception], str]] = [
+        ((wrap(a), wrap(a)), UsageError, "problem 1: a of shape"),
+        ((wrap(a), wrap(b.astype(np.float64))), OperandTypeError, "problem 1: b is float64"),
+        ({"a": wrap(a), "b": wrap(b), "schedule": "stream_k"}, UsageError, "problem 1: schedule stream_k"),
+        ({"a": wrap(a), "b": wrap(b), "max_sms": 0}, UsageError, "problem 1: max_sms"),
+        ({"a": wrap(a), "b": wrap(b), "beta": 1}, UsageError, "problem 1: beta is 1"),
+        ({"a": wrap(a), "b": wrap(b), "out": wrap(out[:2])}, UsageError, "problem 1: out has shape"),
+        ({"a": wrap(a), "b": wrap(b), "out": wrap(out)}, UsageError, "problem 0: out shares memory with out"),
+        ({"a": wrap(out), "b": wrap(out.T)}, UsageError, "problem 0: out shares memory with a of problem 1"),
+        ({"a": wrap(a), "b": wrap(b), "bias": wrap(out[0])}, UsageError, "memory with bias of problem 1"),
+        ({"a": wrap(a), "b": wrap(b), "c": wrap(out), "beta": 1}, UsageError, "memory with c of problem 1"),
+        (5, UsageError, "problem 1: this is a int"),
+        ({"a": wrap(a), "b": wrap(b), "precision": "bf16x9"}, NotImplementedError, "problem 1: precision"),
+    ]
+    if not path.emulated:
+        bad.append((good | {"workspace": wrap(a)}, UsageError, "problem 1: workspace is memory on a GPU"))
+    for problem, kind, message in bad:
+        with pytest.raises(kind, match=message):
+            tilewave.grouped_gemm([good, problem])
+    assert np.all(out == 7)
+    unread = {"a": wrap(a), "b": wrap(b), "c": wrap(out)}  # beta is 0
+    nothing = {"a": wrap(out[:, :5]), "b": wrap(b), "alpha": 0.0}
+    empty = {"a": wrap(a[:0]), "b": wrap(b), "out": wrap(out[:0])}
+    assert len(tilewave.grouped_gemm([good, unread, nothing, empty])) == 4
+
+
+def test_groups_part_by_stream_and_options(gpu: FakeGpu, rng: Generator) -> None:
+    a, b = rng.standard_normal((4, 5)).astype(F), rng.standard_normal((5, 6)).astype(F)
+    own = [{}, {"max_sms": 2}, {"stream": 5}, {"max_sms": 2}, {"stream": 5}, {"alpha": 3.0}, {}]
+    results = tilewave.grouped_gemm([{"a": CupyArray(a), "b": CupyArray(b)} | more for more in own])
+    assert gpu.run.groups == [3, 2, 2]
+    assert {one.stream for one in gpu.run.submissions} == {0, 5}
+    for result, more in zip(results, own, strict=True):
+        assert np.allclose(host(result), more.get("alpha", 1.0) * (a @ b), atol=1e-5)
+
+
+def test_operands_of_many_problems_may_be_shared(gpu: FakeGpu, rng: Generator) -> None:
+    """Thousands that read one matrix: checked in little time, told apart from one that writes it."""
+    a, b = rng.standard_normal((3, 4)).astype(F), rng.standard_normal((4, 2)).astype(F)
+    outs = np.full((3000, 3, 2), np.nan, F)
+    given = [{"a": CupyArray(a), "b": CupyArray(b), "out": CupyArray(out)} for out in outs]
+    tilewave.grouped_gemm(given)
+    assert gpu.run.groups == [3000]
+    assert np.allclose(outs, a @ b, atol=1e-5)
+    with pytest.raises(UsageError, match="problem 3000: out shares memory with b of problem "):
+        tilewave.grouped_gemm([*given, {"a": CupyArray(b), "b": CupyArray(b[:2]), "out": CupyArray(b)}])
