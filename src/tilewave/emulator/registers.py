@@ -12,6 +12,7 @@ from tilewave.emulator.memory import POISON
 
 _DTYPES = {1: np.bool_, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 _PARTS = {"p": 1, "h": 16, "r": 32, "d": 64}
+_FEW = 256  # lanes up to which NumPy's cost per call outweighs that of copying in two dimensions
 _UNWRITTEN = {1: False, 16: POISON & 0xFFFF, 32: POISON, 64: POISON << 32 | POISON}
 
 
@@ -51,19 +52,25 @@ class RegisterFile:
         self, source: RegisterFile, lanes: npt.NDArray[np.intp], slots: dict[int, list[int]]
     ) -> None:
         """Gather some lanes of another file into the first lanes of this one."""
+        n = len(lanes)
         for width, numbers in slots.items():
+            if n <= _FEW:
+                self.parts[width][numbers, :n] = source.parts[width][np.ix_(numbers, lanes)]
+                continue
             for slot in numbers:
-                np.take(
-                    source.parts[width][slot], lanes, out=self.parts[width][slot][: len(lanes)], mode="clip"
-                )
+                np.take(source.parts[width][slot], lanes, out=self.parts[width][slot][:n], mode="clip")
 
     def return_lanes(
         self, target: RegisterFile, lanes: npt.NDArray[np.intp], slots: dict[int, list[int]]
     ) -> None:
         """Scatter the first lanes of this file to some lanes of another one."""
+        n = len(lanes)
         for width, numbers in slots.items():
+            if n <= _FEW:
+                target.parts[width][np.ix_(numbers, lanes)] = self.parts[width][numbers, :n]
+                continue
             for slot in numbers:
-                target.parts[width][slot][lanes] = self.parts[width][slot][: len(lanes)]
+                target.parts[width][slot][lanes] = self.parts[width][slot][:n]
 
     def compact(self, keep: npt.NDArray[np.intp]) -> None:
         """Move the lanes to keep to the front."""
