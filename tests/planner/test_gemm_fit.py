@@ -63,11 +63,14 @@ def test_a_fit_finds_factors_and_improves_choices(truth, rng: Generator) -> None
         return sum(ratios) / len(ratios)
 
     assert median_loss(fitted) < median_loss(THEORY)
-    record = json.loads(json.dumps(calibration_record(fit, "made up")))
+    with_new_loops = bool(rng.integers(2))
+    made = calibration_record(fit, "made up", new_loops=with_new_loops)
+    record = json.loads(json.dumps(made))
     read = Calibration.from_json(json.dumps(record)).applied()
     assert read.factors == pytest.approx(fitted.factors, abs=1e-4)
     assert read.tile_factors == pytest.approx(fitted.tile_factors, abs=1e-4)
     assert read.launch.value == pytest.approx(fitted.launch.value, rel=1e-4)
+    assert read.new_loops is with_new_loops
 
 
 def test_readings_travel_as_json(truth, rng: Generator) -> None:
@@ -112,7 +115,7 @@ def test_constants_stay_within_what_is_possible(truth, rng: Generator) -> None:
     assert fitted.bandwidth.value <= 1
     assert fitted.walk.value >= 1
     untouched = set(THEORY.constants()) - set(FITTED)
-    assert untouched == {"fma", "l2"}
+    assert untouched == {"fma", "l2", "new_loop"}
     assert all(fitted.constants()[name] == THEORY.constants()[name] for name in untouched)
 
 
