@@ -63,6 +63,22 @@ def test_schedules_asked_for_compute_the_product(schedule: str, max_sms: int | N
     assert error_in_bounds(run(plan, a, b), a, b) <= 1
 
 
+@pytest.mark.parametrize("schedule", ["split_k", "split_k:3", "split_k:5", "stream_k", "stream_k:3"])
+@pytest.mark.parametrize("max_sms", [1, 3])
+@pytest.mark.sampled(4)
+def test_pieces_asked_for_are_walked_where_blocks_are_fewer(
+    schedule: str, max_sms: int, rng: Generator
+) -> None:
+    """More pieces than there may be blocks: each block has an even run of them."""
+    problem = product(*(int(size) for size in rng.integers(130, 160, 2)), int(rng.integers(90, 150)))
+    a, b = draw(rng, problem)
+    free = plan_gemm(problem, FOUR_SMS, PlanOptions(schedule=schedule))
+    plan = plan_gemm(problem, FOUR_SMS, PlanOptions(schedule=schedule, max_sms=max_sms))
+    assert free.blocks > max_sms >= plan.blocks
+    assert plan.schedule.kind == schedule.partition(":")[0]
+    assert error_in_bounds(run(plan, a, b), a, b) <= 1
+
+
 def test_a_row_has_the_same_bits_whatever_m_and_the_batch(rng: Generator) -> None:
     """As batch_invariant promises, m = 1 and tiny and large kernels included."""
     options = PlanOptions(batch_invariant=True)

@@ -78,7 +78,8 @@ def bind(weigher: Weigher, k: int, schedule: Schedule, sms: int, options: PlanOp
     """The decomposition that a schedule comes to for a weigher's tiles.
 
     Whole tiles get a block each; where ``max_sms`` or CUDA's limit allows fewer blocks, so many blocks walk
-    over whole tiles instead, with the same bits: a tile is then one slice as deep as K. A walk follows whole
+    over whole tiles instead, with the same bits: a tile is then one slice as deep as K. Pieces that were
+    asked for are walked over likewise where ``max_sms`` allows fewer blocks than pieces. A walk follows whole
     waves of such blocks, unless the number of blocks is capped.
     """
     tiles, capped = weigher.tiles, options.max_sms is not None
@@ -88,7 +89,12 @@ def bind(weigher: Weigher, k: int, schedule: Schedule, sms: int, options: PlanOp
         return walk if capped else behind_whole_waves(walk)
     if schedule.kind is ScheduleKind.DATA_PARALLEL and tiles > (sms if capped else MAX_BLOCKS):
         return Decomposition(tiles, k, weigher.slices * weigher.depth, 0, 1, walkers)
-    return decompose(tiles, k, weigher.depth, schedule, sms, LEAST_SLICES)
+    cut = decompose(tiles, k, weigher.depth, schedule, sms, LEAST_SLICES)
+    if capped and options.schedule is not None and cut.blocks > sms:
+        # A slice is then a piece; those of one tile that follow one another in a block's run are one.
+        of_a_piece = -(-weigher.slices // cut.pieces) * weigher.depth
+        return decompose(tiles, k, of_a_piece, STREAM_K_WALK, sms)
+    return cut
 
 
 def why_useless(
