@@ -89,7 +89,7 @@ def expected_parts(
 def test_strips_and_tiles_compute_the_product(turn: int, rng: Generator) -> None:
     problem, operands = drawn(rng)
     rows, columns = problem.m % UNIT, problem.n % UNIT
-    plan = peeled(problem, rows, columns, PlanOptions(), FOUR_SMS.plan_afresh)
+    plan = peeled(problem, rows, columns, PlanOptions(), FOUR_SMS.plan_in_one)
     assert plan is not None
     assert len(plan.edges) == (rows > 0) + (columns > 0)
     alpha, beta = 1.5, -0.5 if "c" in operands else 0.0
@@ -113,7 +113,7 @@ def test_a_plain_product_is_within_the_bound_of_its_length(rng: Generator) -> No
     problem = product(UNIT + 1, UNIT + 2, 70)
     a, b = (rng.random(shape, np.float32) for shape in ((problem.m, 70), (70, problem.n)))
     out = np.full((problem.m, problem.n), np.nan, np.float32)
-    plan = peeled(problem, 1, 2, PlanOptions(), FOUR_SMS.plan_afresh)
+    plan = peeled(problem, 1, 2, PlanOptions(), FOUR_SMS.plan_in_one)
     assert plan is not None
     emulate_plan(plan, {"a": a, "b": b, "out": out})
     assert error_in_bounds(out, a, b) <= 1
@@ -123,7 +123,7 @@ def test_a_plain_product_is_within_the_bound_of_its_length(rng: Generator) -> No
 def test_every_element_is_computed_by_one_launch(extent: int) -> None:
     for m, n in ((extent, extent), (extent, 1024), (2048, extent)):
         plan = H200.plan(product(m, n, 512))
-        whole = H200.plan_afresh(product(m, n, 512))
+        whole = H200.plan_in_one(product(m, n, 512))
         assert plan.estimate.total <= whole.estimate.total
         assert (plan.covers.m, plan.covers.n) == (m, n)
         count = np.zeros((m, n), np.uint8)
@@ -137,7 +137,7 @@ def test_every_element_is_computed_by_one_launch(extent: int) -> None:
 def test_one_row_and_column_beyond_the_tiles_cost_less_than_a_row_of_tiles() -> None:
     for size in (2049, 2056, 4097):
         plan = H200.plan(product(size, size, size))
-        whole = H200.plan_afresh(product(size, size, size))
+        whole = H200.plan_in_one(product(size, size, size))
         assert plan.edges
         assert plan.estimate.total < 0.98 * whole.estimate.total
         assert f"{whole.estimate.total:.4g} us" in str(plan)
@@ -160,7 +160,7 @@ def test_what_is_asked_for_is_one_launch(options: PlanOptions) -> None:
 
 def test_addresses_of_strips() -> None:
     problem = replace(product(66, 65, 8, transpose_a=True), bias=MatrixLayout(0, 1), c=MatrixLayout(70, 1))
-    plan = peeled(problem, 2, 1, PlanOptions(), FOUR_SMS.plan_afresh)
+    plan = peeled(problem, 2, 1, PlanOptions(), FOUR_SMS.plan_in_one)
     assert plan is not None
     below, beside = plan.edges
     given = Pointers(1 << 20, 2 << 20, 3 << 20, c=4 << 20, bias=5 << 20)
@@ -178,7 +178,7 @@ def test_strips_know_how_their_addresses_are_aligned() -> None:
     """What a part claims of its addresses must hold wherever the whole's do."""
     for rest in range(1, MOST + 1):
         problem = product(UNIT + rest, UNIT + rest, 24, lda=25)
-        plan = peeled(problem, rest, rest, PlanOptions(), FOUR_SMS.plan_afresh)
+        plan = peeled(problem, rest, rest, PlanOptions(), FOUR_SMS.plan_in_one)
         assert plan is not None
         for edge in plan.edges:
             at = pointers_of(edge, problem, Pointers(1 << 20, 1 << 20, 1 << 20))

@@ -110,11 +110,16 @@ def test_plans_of_random_problems_are_legal_least_and_complete(draw: random.Rand
         if plan.blocks == 0:
             continue
         # The fast choice is the choice of the full enumeration, and that is its least.
-        chosen = [candidate for candidate in plan.considered if candidate.rejected is None]
-        assert [(c.instance, c.schedule, c.estimate) for c in chosen] == [
-            (plan.instance, plan.schedule, plan.estimate)
-        ]
-        assert plan.estimate.total == min(c.estimate.total for c in plan.considered if c.estimate is not None)
+        (chosen,) = (candidate for candidate in plan.considered if candidate.rejected is None)
+        assert (chosen.instance, chosen.schedule) == (plan.instance, plan.schedule)
+        assert chosen.estimate is not None
+        least = min(c.estimate.total for c in plan.considered if c.estimate is not None)
+        assert chosen.estimate.total == least
+        if plan.edges:
+            edges = sum(edge.plan.estimate.total for edge in plan.edges)
+            assert plan.estimate.total == pytest.approx(least + edges, rel=1e-12)
+        else:
+            assert plan.estimate == chosen.estimate
         assert len(plan.rejected) == len(plan.considered) - 1
         text = explain_plan(plan)
         assert all(str(candidate) in text for candidate in plan.rejected)

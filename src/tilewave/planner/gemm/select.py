@@ -70,9 +70,7 @@ class GemmPlanner:
             if plan is not None:
                 self._plans.move_to_end(key)
                 return plan
-        plan = with_edges(
-            self.plan_afresh(problem, options), options, self.costs.launch.value, self.plan_afresh
-        )
+        plan = self.plan_afresh(problem, options)
         with self._lock:
             self._plans[key] = plan
             if len(self._plans) > CACHED_PLANS:
@@ -81,6 +79,11 @@ class GemmPlanner:
 
     def plan_afresh(self, problem: GemmProblem, options: PlanOptions = _DEFAULT) -> GemmPlan:
         """The plan for a problem, not from the cache. Raises ``UsageError`` when nothing can compute it."""
+        whole = self.plan_in_one(problem, options)
+        return with_edges(whole, options, self.costs.launch.value, self.plan_in_one)
+
+    def plan_in_one(self, problem: GemmProblem, options: PlanOptions = _DEFAULT) -> GemmPlan:
+        """The fastest plan of a single launch. Raises ``UsageError`` when nothing can compute the problem."""
         problem = _checked(problem)
         if problem.m == 0 or problem.n == 0 or problem.batches == 0:
             return self._nothing(problem)
