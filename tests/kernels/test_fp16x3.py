@@ -130,7 +130,7 @@ def same_bits(found: Floats, expected: Floats) -> None:
 
 def test_a_ragged_product_on_large_tiles(rng: Generator) -> None:
     product = make_product(rng, 260, 132, 70, misalignment=1)
-    assert not run(product, fp16x3.LARGE, order=int(rng.integers(1 << 30)))
+    assert not run(product, fp16x3.PAIRS, order=int(rng.integers(1 << 30)))
     assert check(product) == 0
 
 
@@ -175,7 +175,7 @@ def test_what_the_split_cannot_hold_is_recomputed(rng: Generator) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("instance", fp16x3.MAIN_INSTANCES, ids=str)
-@pytest.mark.parametrize("case", range(6))
+@pytest.mark.parametrize("case", range(4))
 def test_any_product(case: int, instance: Instance, rng: Generator) -> None:
     batch = tuple(map(int, rng.integers(1, 3, rng.integers(3))))
     beta, bias = float(rng.choice([0, 0.75])), rng.choice([None, "row", "column", "full"])
@@ -193,7 +193,7 @@ def test_any_product(case: int, instance: Instance, rng: Generator) -> None:
         misalignment=int(rng.integers(4)),
     )
     kept = str(rng.choice(["", "a", "b", "ab"]))
-    run(product, instance, sms=int(rng.integers(1, 4)), kept=kept, order=int(rng.integers(1 << 30)))
+    run(product, instance, sms=int(rng.integers(2, 6)), kept=kept, order=int(rng.integers(1 << 30)))
     check(product)
 
 

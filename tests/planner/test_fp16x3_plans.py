@@ -20,7 +20,7 @@ def plan(*sizes: int, device: str = "H200", **options: object) -> tilewave.GemmP
 def test_large_products_run_on_tensor_cores_and_small_ones_as_ieee() -> None:
     for n in (2048, 4096, 8192, 16384):
         found = plan(n, n, n)
-        assert found.instance is fp16x3.LARGE
+        assert found.instance is fp16x3.PAIRS
         assert found.problem.precision == "fp16x3"
         assert found.estimate.total < tilewave.plan(n, n, n, device="H200").estimate.total / 2
         assert found.blocks == min(132, (n // 256) * (n // 128))
@@ -38,6 +38,11 @@ def test_rows_do_not_change_the_kernel_where_bits_must_not_depend_on_them() -> N
 
 def test_the_smaller_tile_runs_where_the_larger_one_would_leave_sms_idle() -> None:
     assert plan(1024, 1024, 4096).instance is fp16x3.SMALL
+
+
+def test_tiles_that_come_in_no_pairs_run_alone() -> None:
+    assert plan(8448, 128, 4096).instance is not fp16x3.PAIRS
+    assert plan(4096, 4096, 4096, max_sms=1).instance is fp16x3.LARGE
 
 
 def test_the_workspace_holds_both_operands_packed_and_no_more_than_that_much_again() -> None:
@@ -61,7 +66,7 @@ def test_what_the_mode_does_not_offer_says_so() -> None:
     with pytest.raises(UsageError, match=r"K is 16777216; accepted by precision 'fp16x3' is less than 2\^24"):
         plan(1, 1, 1 << 24)
     assert "tiles are not cut" in plan(4096, 4096, 4096, schedule="split_k:2").notes[-1]
-    assert plan(4096, 4096, 4096, schedule="data_parallel").instance is fp16x3.LARGE
+    assert plan(4096, 4096, 4096, schedule="data_parallel").instance is fp16x3.PAIRS
     assert plan(0, 8, 8).blocks == 0
     assert plan(8, 8, 0).problem.precision == "ieee"
 
@@ -70,7 +75,9 @@ def test_shared_memory_of_the_main_kernels_fits_an_sm() -> None:
     problem = tilewave.plan(4096, 4096, 4096, device="H200").problem
     for instance in fp16x3.MAIN_INSTANCES:
         assert instance.shared_bytes <= H200.shared_per_block
-        assert plan_on(problem, instance, H200, 7).blocks == 7
+        assert plan_on(problem, instance, H200, 7).blocks == 7 // fp16x3.cluster_of(
+            instance
+        ) * fp16x3.cluster_of(instance)
 
 
 def test_a_plan_explains_itself() -> None:

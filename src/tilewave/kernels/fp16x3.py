@@ -49,14 +49,14 @@ FLAG_BYTES = 8
 """A product's flag and ticket, which are 0 before and after it."""
 
 
-def _main(halves: int, stages: int, reason: str) -> Instance:
+def _main(halves: int, stages: int, cluster: int, reason: str) -> Instance:
     rows, columns = 128 * halves, 128
     out_bytes = 2 * 4 * 8 * columns * 4  # eight warps bring eight rows each to memory
     return Instance(
-        name=f"fp16x3_{rows}x{columns}",
+        name=f"fp16x3_{rows}x{columns}" + ("_pairs" if cluster > 1 else ""),
         family=FAMILY,
         header="kernels/fp16x3_main.cuh",
-        entry=f"tilewave::fp16x3_main<{halves}, {stages}>",
+        entry=f"tilewave::fp16x3_main<{halves}, {stages}, {cluster}>",
         bm=rows,
         bn=columns,
         bk=INTERVAL,
@@ -94,13 +94,19 @@ def _helper(header: str, kernel: str, reason: str, threads: int = _PACK_THREADS)
     )
 
 
-LARGE = _main(2, 4, "large products")
-SMALL = _main(1, 6, "products whose larger tiles would leave SMs idle")
-MAIN_INSTANCES = (LARGE, SMALL)
+PAIRS = _main(2, 4, 2, "large products: two blocks share what they read of A")
+LARGE = _main(2, 4, 1, "large products whose tiles do not come in pairs")
+SMALL = _main(1, 6, 1, "products whose larger tiles would leave SMs idle")
+MAIN_INSTANCES = (PAIRS, LARGE, SMALL)
 SCAN = _helper("fp16x3_pack", "fp16x3_scan", "packs rows along K, scans strips of neighbouring rows")
 PACK = _helper("fp16x3_pack", "fp16x3_pack", "packs strips that were scanned")
 COLUMNS = _helper("fp16x3_columns", "fp16x3_columns", "packs strips of neighbouring rows in one pass", 512)
 RECOMPUTE = _helper("fp16x3_recompute", "fp16x3_recompute", "elements that the split cannot hold")
+
+
+def cluster_of(instance: Instance) -> int:
+    """Blocks of a main kernel that form a cluster, side by side along N."""
+    return 2 if instance is PAIRS else 1
 
 
 def every_fp16x3_instance() -> tuple[Instance, ...]:
@@ -333,7 +339,7 @@ class PackedAddresses:
         return cls(address, address + operand.shifts_offset, address + operand.guards_offset)
 
 
-_UNPACKED = struct.Struct("<Q2q3q3q3qQQQQ2q4i")
+_UNPACKED = struct.Struct("<Q2q3q3q3qQQQQ2q6i")
 _OPERANDS = struct.Struct("<6Q3q3qq")
 PACKED_OPERANDS_BYTES = _OPERANDS.size
 PACK_ARGS_BYTES = 2 * _UNPACKED.size
@@ -366,8 +372,10 @@ def pack_arguments(
             operand.pack_blocks,
             int(not operand.along_k),
             int(operand.vectors),
-            operand.cluster if operand.in_one_pass else operand.warps,
+            operand.warps,
+            operand.cluster,
             operand.chunk,
+            0,
         )
         scan_blocks += operand.scan_blocks
         pack_blocks += operand.pack_blocks

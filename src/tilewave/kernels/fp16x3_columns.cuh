@@ -3,7 +3,7 @@
 // registers, tells the others the largest magnitudes, and splits when it knows those of the whole rows.
 #pragma once
 
-#include "copy.cuh"
+#include "fp16x3_hopper.cuh"
 #include "fp16x3_split.cuh"
 
 namespace tilewave {
@@ -14,12 +14,6 @@ constexpr int COLUMNS_ROWS = 16;                                   // packed row
 constexpr int WARP_K = 64;                                         // of K that a warp holds, 8 a lane
 constexpr int COLUMNS_K = COLUMNS_WARPS * WARP_K;                  // of K that a block holds
 constexpr int LARGEST_CLUSTER = 8;                                 // that every GPU of the architecture can hold
-
-__device__ __forceinline__ int cluster_rank() {
-    int rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
 
 // Stores to the same place in the shared memory of another block of the cluster.
 __device__ __forceinline__ void store_in_block(const void* place, int block, unsigned value) {
@@ -33,10 +27,6 @@ __device__ __forceinline__ void store_in_block(const void* place, int block, uns
         : "memory");
 }
 
-__device__ __forceinline__ void cluster_barrier() {
-    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-}
-
 __global__ void __launch_bounds__(COLUMNS_THREADS, 2) fp16x3_columns(const __grid_constant__ PackArgs args) {
     __shared__ unsigned of_warps[COLUMNS_WARPS][COLUMNS_ROWS][2];           // largest magnitudes, then counts
     __shared__ unsigned of_blocks[LARGEST_CLUSTER][COLUMNS_ROWS];           // largest magnitudes
@@ -45,7 +35,7 @@ __global__ void __launch_bounds__(COLUMNS_THREADS, 2) fp16x3_columns(const __gri
     allow_next_kernel();
     const bool second = blockIdx.x >= args.operands[0].pack_blocks;
     const Unpacked& operand = args.operands[second];
-    const int rank = cluster_rank(), cluster = operand.warps;
+    const int rank = cluster_rank(), cluster = operand.cluster;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, quad = lane % (COLUMNS_ROWS / 4);
     const Index index = (blockIdx.x - (second ? args.operands[0].pack_blocks : 0)) / cluster;
     const Index strips = (operand.rows + COLUMNS_ROWS - 1) / COLUMNS_ROWS;

@@ -36,6 +36,29 @@ __device__ __forceinline__ void barrier_wait(unsigned barrier, int parity) {
         : "memory");
 }
 
+// Arrives at the barrier in the same place of another block of the cluster. Without a scope of its own, which would
+// make a fence of each arrival.
+__device__ __forceinline__ void barrier_arrive_in_block(unsigned barrier, int block) {
+    asm volatile(
+        "{\n"
+        ".reg .b32 there;\n"
+        "mapa.shared::cluster.u32 there, %0, %1;\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+        "}" ::"r"(barrier),
+        "r"(block)
+        : "memory");
+}
+
+__device__ __forceinline__ int cluster_rank() {
+    int rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+__device__ __forceinline__ void cluster_barrier() {
+    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+
 // Copies the box of a map that begins at element (x, y) to shared memory, and tells `barrier`. What lies outside the
 // tensor arrives as zeros.
 __device__ __forceinline__ void copy_box(unsigned target, const TensorMap* map, int x, int y, unsigned barrier) {
@@ -43,6 +66,16 @@ __device__ __forceinline__ void copy_box(unsigned target, const TensorMap* map, 
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
             target),
         "l"(map), "r"(x), "r"(y), "r"(barrier)
+        : "memory");
+}
+
+// The same into the same place of all blocks of the cluster that `blocks` has a bit for, telling each one's barrier.
+__device__ __forceinline__ void copy_box_to_blocks(unsigned target, const TensorMap* map, int x, int y,
+                                                   unsigned barrier, unsigned short blocks) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(target),
+        "l"(map), "r"(x), "r"(y), "r"(barrier), "h"(blocks)
         : "memory");
 }
 

@@ -1,6 +1,8 @@
 // The product of two packed operands on Hopper's tensor cores, with float32 accuracy.
 //
-// A block is three warpgroups: one whose first thread feeds shared memory with bulk copies, and two that multiply. They
+// CLUSTER blocks, 1 or 2, work on neighbouring tiles of a row of tiles: each copies its share of the rows of A to all
+// of them. A block is three warpgroups: one whose first thread feeds shared memory with bulk copies, and two that
+// multiply. They
 // walk through tiles of C, block after block. Each multiplying warpgroup holds HALVES x 64 rows by 128 columns of
 // float32 sums in registers, and one further set of 64 in which the tensor core sums the products of INTERVAL elements
 // of K: low * high, high * low, high * high, the first overwriting what was there. The tensor core truncates where it
@@ -26,16 +28,17 @@ struct MainTile {
     int item, row, column;  // of the batch; first row and column of C
 };
 
-template <int TILE_M>
-__device__ __forceinline__ MainTile main_tile(const GemmArgs& args, int tile) {
-    int tiles_m = static_cast<int>(args.tiles_m), tiles_n = static_cast<int>(args.tiles_n);
+template <int TILE_M, int CLUSTER>
+__device__ __forceinline__ MainTile main_tile(const GemmArgs& args, int tile, int rank) {
+    // Along a row of tiles, those of a cluster are one.
+    int tiles_m = static_cast<int>(args.tiles_m), tiles_n = (static_cast<int>(args.tiles_n) + CLUSTER - 1) / CLUSTER;
     int band = static_cast<int>(args.band), per_item = tiles_m * tiles_n;
     int item = tile / per_item, within = tile - item * per_item;
     int first = within / (band * tiles_n) * band;
     int offset = within - first * tiles_n;
     int rows = min(band, tiles_m - first);
     int column = offset / rows;
-    return {item, (first + offset - column * rows) * TILE_M, column * TILE_N};
+    return {item, (first + offset - column * rows) * TILE_M, (column * CLUSTER + rank) * TILE_N};
 }
 
 // Where a warp keeps element (row, column) of what it brings to memory: rows are turned so that neither the pairs that
@@ -142,7 +145,7 @@ __device__ __forceinline__ bool finish_rows(const GemmArgs& args, const Item& it
     return recompute;
 }
 
-template <int HALVES, int STAGES>
+template <int HALVES, int STAGES, int CLUSTER>
 __global__ void __launch_bounds__(MAIN_THREADS, 1)
     fp16x3_main(const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b,
                 const __grid_constant__ GemmArgs args, const __grid_constant__ PackedOperands packed) {
@@ -153,18 +156,25 @@ __global__ void __launch_bounds__(MAIN_THREADS, 1)
     const unsigned stages = (shared_address(dynamic_shared) + 1023) & ~1023u;  // the swizzle's pattern is of 1024 bytes
     const unsigned filled = stages + STAGES * STAGE_BYTES + MULTIPLIERS * 4 * OUT_FLOATS * sizeof(float);
     const unsigned emptied = filled + 8 * STAGES;
-    const int tiles = static_cast<int>(args.cut.tiles), blocks = static_cast<int>(packed.intervals) * PER_INTERVAL;
+    // The tiles of a cluster's blocks are one here: host and kernel count them so.
+    const int tiles = static_cast<int>(args.cut.tiles), first_tile = blockIdx.x / CLUSTER;
+    const int clusters = gridDim.x / CLUSTER, rank = CLUSTER > 1 ? cluster_rank() : 0;
+    const int blocks = static_cast<int>(packed.intervals) * PER_INTERVAL;
     // Alike in all threads of a warpgroup, which the compiler is told, so that descriptors need no vector registers.
     const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / GROUP_THREADS, 0);
 
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) {
             barrier_init(filled + 8 * s, 1);
-            barrier_init(emptied + 8 * s, MULTIPLIERS * 4);  // a lane of each multiplying warp
+            barrier_init(emptied + 8 * s, CLUSTER * MULTIPLIERS * 4);  // a lane of each multiplying warp of the cluster
         }
         barriers_ready();
     }
-    __syncthreads();
+    if constexpr (CLUSTER > 1) {
+        cluster_barrier();
+    } else {
+        __syncthreads();
+    }
     wait_for_previous_kernel();
     allow_next_kernel();
 
@@ -172,8 +182,8 @@ __global__ void __launch_bounds__(MAIN_THREADS, 1)
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (threadIdx.x == 0) {
             int stage = 0, parity = 1;  // a fresh barrier lets a wait for the phase before its first one through
-            for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-                MainTile at = main_tile<TILE_M>(args, tile);
+            for (int tile = first_tile; tile < tiles; tile += clusters) {
+                MainTile at = main_tile<TILE_M, CLUSTER>(args, tile, rank);
                 PackedItems items = packed_items(args, packed, at.item);
                 int row = items.a * static_cast<int>(args.m) + at.row;
                 int column = items.b * static_cast<int>(args.n) + at.column;
@@ -181,7 +191,12 @@ __global__ void __launch_bounds__(MAIN_THREADS, 1)
                     unsigned target = stages + stage * STAGE_BYTES, barrier = filled + 8 * stage;
                     barrier_wait(emptied + 8 * stage, parity);
                     barrier_expect(barrier, STAGE_BYTES);
-                    copy_box(target, &map_a, block * 2 * BLOCK_K, row, barrier);
+                    if constexpr (CLUSTER > 1) {
+                        copy_box_to_blocks(target + rank * (A_BYTES / CLUSTER), &map_a, block * 2 * BLOCK_K,
+                                           row + rank * (TILE_M / CLUSTER), barrier, (1 << CLUSTER) - 1);
+                    } else {
+                        copy_box(target, &map_a, block * 2 * BLOCK_K, row, barrier);
+                    }
                     copy_box(target + A_BYTES, &map_b, block * 2 * BLOCK_K, column, barrier);
                     if (++stage == STAGES) {
                         stage = 0;
@@ -190,83 +205,90 @@ __global__ void __launch_bounds__(MAIN_THREADS, 1)
                 }
             }
         }
-        return;
-    }
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        const int multiplier = group - 1, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+        int stage = 0, parity = 0;
+        for (int tile = first_tile; tile < tiles; tile += clusters) {
+            float sums[HALVES][64];
+#pragma unroll
+            for (int h = 0; h < HALVES; ++h)
+#pragma unroll
+                for (int i = 0; i < 64; ++i) sums[h][i] = 0.0f;
 
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    const int multiplier = group - 1, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    int stage = 0, parity = 0;
-    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-        float sums[HALVES][64];
+            for (int interval = 0; interval < packed.intervals; ++interval) {
+                unsigned a[PER_INTERVAL], b[PER_INTERVAL], done[PER_INTERVAL];
 #pragma unroll
-        for (int h = 0; h < HALVES; ++h)
-#pragma unroll
-            for (int i = 0; i < 64; ++i) sums[h][i] = 0.0f;
-
-        for (int interval = 0; interval < packed.intervals; ++interval) {
-            unsigned a[PER_INTERVAL], b[PER_INTERVAL], done[PER_INTERVAL];
-#pragma unroll
-            for (int s = 0; s < PER_INTERVAL; ++s) {
-                unsigned base = stages + stage * STAGE_BYTES;
-                a[s] = descriptor_of(base + multiplier * HALVES * 64 * BLOCK_BYTES);
-                b[s] = descriptor_of(base + A_BYTES);
-                done[s] = emptied + 8 * stage;
-                barrier_wait(filled + 8 * stage, parity);
-                if (++stage == STAGES) {
-                    stage = 0;
-                    parity ^= 1;
+                for (int s = 0; s < PER_INTERVAL; ++s) {
+                    unsigned base = stages + stage * STAGE_BYTES;
+                    a[s] = descriptor_of(base + multiplier * HALVES * 64 * BLOCK_BYTES);
+                    b[s] = descriptor_of(base + A_BYTES);
+                    done[s] = emptied + 8 * stage;
+                    barrier_wait(filled + 8 * stage, parity);
+                    if (++stage == STAGES) {
+                        stage = 0;
+                        parity ^= 1;
+                    }
                 }
-            }
 #pragma unroll
-            for (int h = 0; h < HALVES; ++h) {
-                float part[64];
-                products_fence();
+                for (int h = 0; h < HALVES; ++h) {
+                    float part[64];
+                    products_fence();
 #pragma unroll
-                for (int product = 0; product < 3; ++product)  // low * high, high * low, high * high
+                    for (int product = 0; product < 3; ++product)  // low * high, high * low, high * high
 #pragma unroll
-                    for (int s = 0; s < PER_INTERVAL; ++s)
+                        for (int s = 0; s < PER_INTERVAL; ++s)
 #pragma unroll
-                        for (int step = 0; step < BLOCK_K / 16; ++step) {
-                            // In units of 16 bytes: 16 of K are 2, the low halves lie 4 behind, 64 rows are 512.
-                            unsigned from_a = a[s] + h * 512 + (product == 0 ? 4 : 0) + 2 * step;
-                            unsigned from_b = b[s] + (product == 1 ? 4 : 0) + 2 * step;
-                            multiply(part, from_a, from_b, (product | s | step) != 0);
+                            for (int step = 0; step < BLOCK_K / 16; ++step) {
+                                // In units of 16 bytes: 16 of K are 2, the low halves lie 4 behind, 64 rows are 512.
+                                unsigned from_a = a[s] + h * 512 + (product == 0 ? 4 : 0) + 2 * step;
+                                unsigned from_b = b[s] + (product == 1 ? 4 : 0) + 2 * step;
+                                multiply(part, from_a, from_b, (product | s | step) != 0);
+                            }
+                    products_commit();
+                    products_wait();
+                    if (h == HALVES - 1 && lane < CLUSTER) {
+#pragma unroll
+                        for (int s = 0; s < PER_INTERVAL; ++s) {
+                            if constexpr (CLUSTER > 1) {
+                                barrier_arrive_in_block(done[s], lane);
+                            } else {
+                                barrier_arrive(done[s]);
+                            }
                         }
-                products_commit();
-                products_wait();
-                if (h == HALVES - 1 && lane == 0) {
+                    }
 #pragma unroll
-                    for (int s = 0; s < PER_INTERVAL; ++s) barrier_arrive(done[s]);
+                    for (int i = 0; i < 64; ++i) sums[h][i] += part[i];
                 }
-#pragma unroll
-                for (int i = 0; i < 64; ++i) sums[h][i] += part[i];
             }
-        }
 
-        // Eight rows at a time through shared memory that belongs to the warp, so that rows of C are stored whole and
-        // the code of the epilogue exists once.
-        MainTile at = main_tile<TILE_M>(args, tile);
-        PackedItems items = packed_items(args, packed, at.item);
-        Item item = item_of(args, at.item);
-        bool recompute = false;
-        float* own = reinterpret_cast<float*>(dynamic_shared + (stages - shared_address(dynamic_shared)) +
-                                              STAGES * STAGE_BYTES) +
-                     (multiplier * 4 + warp) * OUT_FLOATS;
+            // Eight rows at a time through shared memory that belongs to the warp, so that rows of C are stored whole and
+            // the code of the epilogue exists once.
+            MainTile at = main_tile<TILE_M, CLUSTER>(args, tile, rank);
+            PackedItems items = packed_items(args, packed, at.item);
+            Item item = item_of(args, at.item);
+            bool recompute = false;
+            float* own = reinterpret_cast<float*>(dynamic_shared + (stages - shared_address(dynamic_shared)) +
+                                                  STAGES * STAGE_BYTES) +
+                         (multiplier * 4 + warp) * OUT_FLOATS;
 #pragma unroll
-        for (int h = 0; h < HALVES; ++h)
+            for (int h = 0; h < HALVES; ++h)
 #pragma unroll
-            for (int upper = 0; upper < 2; ++upper) {
-                __syncwarp();
+                for (int upper = 0; upper < 2; ++upper) {
+                    __syncwarp();
 #pragma unroll
-                for (int j = 0; j < TILE_N / 8; ++j)
-                    *reinterpret_cast<float2*>(own + out_place(lane / 4, j * 8 + lane % 4 * 2)) =
-                        make_float2(sums[h][4 * j + 2 * upper], sums[h][4 * j + 2 * upper + 1]);
-                __syncwarp();
-                int row = at.row + (multiplier * HALVES + h) * 64 + warp * 16 + upper * 8;
-                recompute |= finish_rows(args, item, packed, items, own, row, at.column, lane);
-            }
-        if (recompute) *packed.flag = 1;
+                    for (int j = 0; j < TILE_N / 8; ++j)
+                        *reinterpret_cast<float2*>(own + out_place(lane / 4, j * 8 + lane % 4 * 2)) =
+                            make_float2(sums[h][4 * j + 2 * upper], sums[h][4 * j + 2 * upper + 1]);
+                    __syncwarp();
+                    int row = at.row + (multiplier * HALVES + h) * 64 + warp * 16 + upper * 8;
+                    recompute |= finish_rows(args, item, packed, items, own, row, at.column, lane);
+                }
+            if (recompute) *packed.flag = 1;
+        }
     }
+    // A block's shared memory must be there as long as others of its cluster copy to it and arrive at its barriers.
+    if constexpr (CLUSTER > 1) cluster_barrier();
 }
 
 }  // namespace tilewave

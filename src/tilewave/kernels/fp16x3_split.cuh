@@ -20,7 +20,8 @@ struct Unpacked {
     Index scan_blocks, pack_blocks;  // of each kernel; a kernel that has nothing to do is not launched
     int strips;   // whether packed rows are neighbours, so that strips of them are scanned and packed
     int vectors;  // whether four neighbours may be read at once
-    int warps;    // that share a row, where there are no strips: 1, 2, 4 or 8; in fp16x3_columns.cuh blocks of a cluster
+    int warps;    // that share a row, where there are no strips: 1, 2, 4 or 8
+    int cluster;  // blocks that share a strip, where it is packed in one pass
     int chunk;    // elements of K that a block scans, a multiple of 8
 };
 

@@ -77,13 +77,15 @@ def steps(
         gemm_arguments(plan.problem, plan.cut, plan.raster, pointers, alpha, beta),
         fp16x3.packed_operands_argument(operands, (packed[0], packed[1]), flags),
     )
+    cluster = fp16x3.cluster_of(plan.instance)
+    boxes = plan.instance.bm // cluster, plan.instance.bn
     maps = tuple(
         encode(tensor_map(operand, target.rows, rows))
-        for operand, target, rows in zip(operands, packed, (plan.instance.bm, plan.instance.bn), strict=True)
+        for operand, target, rows in zip(operands, packed, boxes, strict=True)
     )
     return [
         *packing_steps(to_pack),
-        Step(plan.instance, plan.blocks, (*maps, *common), early=bool(to_pack)),
+        Step(plan.instance, plan.blocks, (*maps, *common), early=bool(to_pack), cluster=cluster),
         Step(fp16x3.RECOMPUTE, recompute_blocks(plan), common, early=True),
     ]
 
