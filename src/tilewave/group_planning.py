@@ -74,9 +74,8 @@ def _of_sizes(sizes: Sequence[Any], common: dict[str, Any]) -> _Group:
             raise UsageError(f"problem {place} is {tuple(one)!r}; accepted are three integers of at least 0")
         m, n, k = map(int, one)
         rows_of_k, rows_of_n = MatrixLayout(k, 1), MatrixLayout(n, 1)
-        if m and n:
-            problem = GemmProblem(m, n, k, (), rows_of_k, rows_of_n, rows_of_n, product=k > 0)
-            problems.append(normalise(problem).problem)
+        problem = GemmProblem(m, n, k, (), rows_of_k, rows_of_n, rows_of_n, product=k > 0)
+        problems.append(normalise(problem).problem)
     return problems, PlanOptions(**common), ()
 
 

@@ -152,6 +152,13 @@ def _narrow(
         line, leading, (axis, length), lines = "row", layout.row, across, down[1]
     elif layout.row == 1 and down[1] > 1:
         line, leading, (axis, length), lines = "column", layout.column, down, across[1]
+    elif (layout.column == -1 and across[1] > 1) or (layout.row == -1 and down[1] > 1):
+        line = "rows" if layout.column == -1 and across[1] > 1 else "columns"
+        yield (
+            f"{name}'s {line} run backwards (a step of -1), {so}; a copy that runs forwards would allow 16; "
+            "in the other direction steps may be negative."
+        )
+        return
     else:
         yield (
             f"{name}'s elements are {abs(layout.row)} and {abs(layout.column)} elements apart in its two "

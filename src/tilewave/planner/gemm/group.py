@@ -425,7 +425,7 @@ def _why_slower(estimate: GemmEstimate, best: GemmEstimate) -> str:
 
 def _notes(plan: GroupPlan, given: int, options: PlanOptions, spec: DeviceSpec) -> Iterator[str]:
     if given > len(plan.problems):
-        yield f"{given - len(plan.problems):,} products have no elements and take no part"
+        yield f"products without elements, which take no part: {given - len(plan.problems):,}"
     if plan.table_launches:
         yield (
             f"the table of {plan.table.nbytes:,} bytes is longer than the {INLINE_BYTES:,} that the launch's "
