@@ -2,9 +2,9 @@
 
     python examples/torch_drop_in.py
 
-Tensors go in and come out, on the GPU's current stream and without a copy. A gradient is not offered: a
-tensor that requires one is refused outside `torch.no_grad()`. What PyTorch's switches say of TF32 does not
-matter here: `precision="ieee"` is float32 products and float32 sums, always. Needs PyTorch.
+Tensors go in and come out, on the GPU's current stream and without a copy; gradients would be recorded where
+they are asked for. What PyTorch's switches say of TF32 does not matter here: `precision="ieee"` is float32
+products and float32 sums, always. Needs PyTorch.
 """
 
 from __future__ import annotations

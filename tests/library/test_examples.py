@@ -15,7 +15,12 @@ import pytest
 from tilewave.runtime.driver import probe
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NEEDS = {"torch_drop_in": "torch", "cupy_drop_in": "cupy"}
+NEEDS = {
+    "torch_drop_in": "torch",
+    "torch_training": "torch",
+    "torch_reference_check": "torch",
+    "cupy_drop_in": "cupy",
+}
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
 F = np.float32
 

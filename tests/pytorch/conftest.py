@@ -47,6 +47,7 @@ def pretend_gpu(monkeypatch: pytest.MonkeyPatch) -> CountedExecutor:
     monkeypatch.setattr("tilewave.arrays._view_torch", view)
     monkeypatch.setattr("tilewave.on_device.empty_on_device", empty)
     monkeypatch.setattr("tilewave.on_device.executor", lambda: run)
+    monkeypatch.setattr("tilewave.on_device.keep_tensors", lambda tensors, stream, device: None)
     monkeypatch.setattr("tilewave.call.current_stream", lambda array: 0)
     monkeypatch.setattr("tilewave.torch.compute.computed_by_torch", lambda a, recipe: False)
     monkeypatch.setattr("tilewave.warm._libraries", {})

@@ -5,6 +5,7 @@ Operands are small integers: sums and products of them are exact in float32, so 
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -148,6 +149,17 @@ def test_only_what_is_needed_is_saved(gpu_path: Any, rng: Rng) -> None:
     assert saved[0] is None
     assert saved[1] is not None
     assert saved[2] is None
+
+
+def test_an_operand_that_is_not_needed_again_is_let_go(path: str) -> None:
+    x, w = torch.ones(3, 4, requires_grad=True), torch.ones(4, 5)
+    y = x * 2
+    gone = weakref.ref(y)
+    result = tilewave.matmul(y, w)
+    del y
+    assert gone() is None
+    result.sum().backward()
+    assert torch.all(x.grad == 10)
 
 
 def test_a_shared_weight_s_gradient_is_one_product_without_a_batch(gpu_path: Any, rng: Rng) -> None:

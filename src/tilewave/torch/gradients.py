@@ -19,7 +19,7 @@ from tilewave.call import activation_of
 from tilewave.errors import UsageError
 from tilewave.problem import Activation
 from tilewave.torch import compute, front
-from tilewave.torch.recipe import Recipe, wants_gradient
+from tilewave.torch.recipe import Recipe, wants_gradient, watching
 
 
 def define(library: Any) -> None:
@@ -118,63 +118,74 @@ class Gemm(_SingleLevelFunction):  # type: ignore[misc]  # PyTorch is seen witho
     @staticmethod
     def backward(ctx: Any, g_out: Any, g_z: Any = None) -> tuple[Any, ...]:
         """Gradients of a, b, c and bias."""
-        a, b, z = ctx.saved_tensors
-        recipe: Recipe = ctx.recipe
-        g = g_z
-        if g_out is not None:
-            slope = scaled_by_slope(activation_of(recipe.activation), g_out, z)
-            g = slope if g is None else g + slope
-        needs = ctx.needs_input_grad
-        if g is None:
-            return (None,) * len(needs)
-        shape_a, shape_b, shape_c, shape_bias = ctx.shapes
-        gradients: list[Any] = [None] * len(needs)
-        rows, columns = len(shape_a) > 1, len(shape_b) > 1
-        matrix = g if columns else g.unsqueeze(-1)
-        matrix = matrix if rows else matrix.unsqueeze(-2)
-        if needs[0]:
-            wide = shape_a if rows else (1, *shape_a)
-            right = b if columns else b.unsqueeze(-1)
-            gradients[0] = _gradient_of_a(matrix, right, wide, recipe).reshape(shape_a)
-        if needs[1]:
-            wide = shape_b if columns else (*shape_b, 1)
-            left = a if rows else a.unsqueeze(-2)
-            gradients[1] = _gradient_of_b(matrix, left, wide, recipe).reshape(shape_b)
-        if needs[2]:
-            # Not 0 * g: where beta is 0, C is not read, whatever g holds.
-            g_c = g if recipe.beta == 1 else g * recipe.beta
-            gradients[2] = g.new_zeros(shape_c) if recipe.beta == 0 else _summed(g_c, shape_c)
-        if needs[3]:
-            wide = shape_bias
-            if rows and columns:
-                along_m = recipe.bias_axis == -2
-                wide = (*shape_bias, 1) if along_m else (*shape_bias[:-1], 1, shape_bias[-1])
-            gradients[3] = _summed(g, wide).reshape(shape_bias)
-        return tuple(gradients)
+        if not torch.compiler.is_compiling() and not watching():
+            with torch._C.DisableTorchFunction():  # a mode is asked about each look at a shape otherwise
+                return _gradients(ctx, g_out, g_z)
+        return _gradients(ctx, g_out, g_z)
 
     @staticmethod
     def jvp(ctx: Any, t_a: Any, t_b: Any, t_c: Any, t_bias: Any, *_: Any) -> Any:
         """Tangents of the outputs."""
-        a, b, z = ctx.saved_tensors
-        recipe: Recipe = ctx.recipe
-        plain = recipe.of_gradient(recipe.transpose_a, recipe.transpose_b, recipe.alpha)
-        t = None
-        if t_a is not None:
-            t = front.product(t_a, b, None, None, plain)
-        if t_b is not None:  # this product adds the first in its epilogue
-            t = front.product(a, t_b, t, None, plain if t is None else plain._replace(beta=1.0))
-        matrix = len(ctx.shapes[0]) > 1 and len(ctx.shapes[1]) > 1
-        for addend in (
-            t_c * recipe.beta if t_c is not None and recipe.beta != 0 else None,
-            None if t_bias is None else compute.bias_in_place(t_bias, recipe.bias_axis, matrix),
-        ):
-            if addend is not None:
-                t = addend.expand(ctx.result_shape).contiguous() if t is None else t + addend
-        if t is None:  # that of C alone, where beta is 0
-            t = a.new_zeros(ctx.result_shape)
-        if z is None:
-            return t
-        return scaled_by_slope(activation_of(recipe.activation), t, z), t
+        return _tangents(ctx, t_a, t_b, t_c, t_bias)
+
+
+def _gradients(ctx: Any, g_out: Any, g_z: Any) -> tuple[Any, ...]:
+    a, b, z = ctx.saved_tensors
+    recipe: Recipe = ctx.recipe
+    g = g_z
+    if g_out is not None:
+        slope = scaled_by_slope(activation_of(recipe.activation), g_out, z)
+        g = slope if g is None else g + slope
+    needs = ctx.needs_input_grad
+    if g is None:
+        return (None,) * len(needs)
+    shape_a, shape_b, shape_c, shape_bias = ctx.shapes
+    gradients: list[Any] = [None] * len(needs)
+    rows, columns = len(shape_a) > 1, len(shape_b) > 1
+    matrix = g if columns else g.unsqueeze(-1)
+    matrix = matrix if rows else matrix.unsqueeze(-2)
+    if needs[0]:
+        wide = shape_a if rows else (1, *shape_a)
+        right = b if columns else b.unsqueeze(-1)
+        gradients[0] = _gradient_of_a(matrix, right, wide, recipe).reshape(shape_a)
+    if needs[1]:
+        wide = shape_b if columns else (*shape_b, 1)
+        left = a if rows else a.unsqueeze(-2)
+        gradients[1] = _gradient_of_b(matrix, left, wide, recipe).reshape(shape_b)
+    if needs[2]:
+        # Not 0 * g: where beta is 0, C is not read, whatever g holds.
+        g_c = g if recipe.beta == 1 else g * recipe.beta
+        gradients[2] = g.new_zeros(shape_c) if recipe.beta == 0 else _summed(g_c, shape_c)
+    if needs[3]:
+        wide = shape_bias
+        if rows and columns:
+            along_m = recipe.bias_axis == -2
+            wide = (*shape_bias, 1) if along_m else (*shape_bias[:-1], 1, shape_bias[-1])
+        gradients[3] = _summed(g, wide).reshape(shape_bias)
+    return tuple(gradients)
+
+
+def _tangents(ctx: Any, t_a: Any, t_b: Any, t_c: Any, t_bias: Any) -> Any:
+    a, b, z = ctx.saved_tensors
+    recipe: Recipe = ctx.recipe
+    plain = recipe.of_gradient(recipe.transpose_a, recipe.transpose_b, recipe.alpha)
+    t = None
+    if t_a is not None:
+        t = front.product(t_a, b, None, None, plain)
+    if t_b is not None:  # this product adds the first in its epilogue
+        t = front.product(a, t_b, t, None, plain if t is None else plain._replace(beta=1.0))
+    matrix = len(ctx.shapes[0]) > 1 and len(ctx.shapes[1]) > 1
+    for addend in (
+        t_c * recipe.beta if t_c is not None and recipe.beta != 0 else None,
+        None if t_bias is None else compute.bias_in_place(t_bias, recipe.bias_axis, matrix),
+    ):
+        if addend is not None:
+            t = addend.expand(ctx.result_shape).contiguous() if t is None else t + addend
+    if t is None:  # that of C alone, where beta is 0
+        t = a.new_zeros(ctx.result_shape)
+    if z is None:
+        return t
+    return scaled_by_slope(activation_of(recipe.activation), t, z), t
 
 
 def scaled_by_slope(activation: Activation, g: Any, z: Any) -> Any:

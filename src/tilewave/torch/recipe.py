@@ -90,10 +90,12 @@ PASSIVE_MODES: set[type] = {DeviceContext}
 """Modes of PyTorch's functions that have nothing to say about a product of tilewave."""
 
 
-def _watching() -> bool:
+def watching() -> bool:
     """Whether a mode of PyTorch's functions is active that may want to see products."""
-    stack = range(torch._C._len_torch_function_stack())
-    return any(type(torch._C._get_function_stack_at(place)) not in PASSIVE_MODES for place in stack)
+    count = torch._C._len_torch_function_stack()
+    return count > 0 and any(
+        type(torch._C._get_function_stack_at(place)) not in PASSIVE_MODES for place in range(count)
+    )
 
 
 PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -113,7 +115,7 @@ def is_plain(*tensors: Any) -> bool:
         )
         and not torch._C._len_torch_dispatch_stack()
         and not torch._C._are_functorch_transforms_active()
-        and not (torch._C._len_torch_function_stack() and _watching())
+        and not watching()
         and forward_ad._current_level < 0
         and torch._C._get_tracing_state() is None
     )
