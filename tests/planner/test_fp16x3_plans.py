@@ -8,7 +8,8 @@ import tilewave
 from tilewave.device import get_spec, spec_names
 from tilewave.errors import UsageError
 from tilewave.kernels import fp16x3
-from tilewave.planner.fp16x3 import COMPUTE_CAPABILITY, plan_on
+from tilewave.planner.fp16x3 import COMPUTE_CAPABILITY, plan_fp16x3, plan_on
+from tilewave.planner.gemm.options import WORKSPACE_LIMIT_BYTES, PlanOptions
 
 H200 = get_spec("H200")
 
@@ -84,3 +85,14 @@ def test_a_plan_explains_itself() -> None:
     text = tilewave.explain(plan(4096, 4096, 4096))
     assert "fp16" in text
     assert "not been measured" in text
+
+
+def test_only_a_limit_of_the_callers_bounds_the_packed_operands() -> None:
+    problem = plan(8192, 8192, 8192).problem
+    needed = plan(8192, 8192, 8192).workspace_bytes
+    assert needed > WORKSPACE_LIMIT_BYTES
+    assert plan(8192, 8192, 8192, batch_invariant=True).instance is fp16x3.PAIRS
+    for limit, family in ((needed, fp16x3.FAMILY), (needed - 1, "large_tile")):
+        found = plan_fp16x3(problem, H200, PlanOptions(workspace_limit=limit))
+        assert found.instance.family == family
+    assert "bytes of workspace are needed" in found.notes[-1]

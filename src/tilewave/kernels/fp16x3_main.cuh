@@ -77,6 +77,7 @@ struct LaneColumns {
 __device__ __forceinline__ bool finish_rows(const GemmArgs& args, const Item& item, const PackedOperands& packed,
                                             PackedItems items, float* own, Index row, Index column, int lane) {
     const int rows = static_cast<int>(smaller(OUT_ROWS, args.m - row)), k = static_cast<int>(args.k);
+    // Read past the L1 cache: the kernel before wrote them while this one may have been on its SM already.
     const int* shifts_a = packed.shifts_a + items.a * args.m + row;
     const int* guards_a = packed.guards_a + items.a * args.m + row;
     const bool plain = is_plain(args), vectors = plain && (args.flags & OUT_VECTORS) != 0 && column + TILE_N <= args.n;
@@ -90,14 +91,14 @@ __device__ __forceinline__ bool finish_rows(const GemmArgs& args, const Item& it
         Index at = column + own_columns.first + j * own_columns.step;
         bool inside = at < args.n;
         own_columns.inside |= static_cast<unsigned>(inside) << j;
-        own_columns.shifts[j] = inside ? __ldg(packed.shifts_b + items.b * args.n + at) : 0;
-        own_columns.guards[j] = inside ? __ldg(packed.guards_b + items.b * args.n + at) : 0;
+        own_columns.shifts[j] = inside ? __ldcg(packed.shifts_b + items.b * args.n + at) : 0;
+        own_columns.guards[j] = inside ? __ldcg(packed.guards_b + items.b * args.n + at) : 0;
     }
     if (plain) {
 #pragma unroll 2
         for (int r = 0; r < rows; ++r) {
-            const int shift = __ldg(shifts_a + r);
-            const unsigned finished = own_columns.finished(__ldg(guards_a + r), k, recompute);
+            const int shift = __ldcg(shifts_a + r);
+            const unsigned finished = own_columns.finished(__ldcg(guards_a + r), k, recompute);
             float v[PER_LANE];
 #pragma unroll
             for (int j = 0; j < PER_LANE; ++j)
@@ -118,8 +119,8 @@ __device__ __forceinline__ bool finish_rows(const GemmArgs& args, const Item& it
     // What is added is loaded for several elements at once; the activations, which are long, follow one by one.
 #pragma unroll 1
     for (int r = 0; r < rows; ++r) {
-        const int shift = __ldg(shifts_a + r);
-        const unsigned finished = own_columns.finished(__ldg(guards_a + r), k, recompute);
+        const int shift = __ldcg(shifts_a + r);
+        const unsigned finished = own_columns.finished(__ldcg(guards_a + r), k, recompute);
         Addends addends[PER_LANE];
 #pragma unroll
         for (int j = 0; j < PER_LANE; ++j) {
@@ -288,7 +289,10 @@ __global__ void __launch_bounds__(MAIN_THREADS, 1)
         }
     }
     // A block's shared memory must be there as long as others of its cluster copy to it and arrive at its barriers.
-    if constexpr (CLUSTER > 1) cluster_barrier();
+    if constexpr (CLUSTER > 1) {
+        __syncwarp();  // the copying thread's warp comes together again
+        cluster_barrier();
+    }
 }
 
 }  // namespace tilewave

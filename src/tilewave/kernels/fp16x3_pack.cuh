@@ -145,7 +145,7 @@ __device__ __forceinline__ void pack_strip(const Unpacked& operand, Index block,
         const unsigned* found = operand.largest + (chunk * items + item) * operand.rows + row;
 #pragma unroll
         for (int c = 0; c < 4; ++c)
-            if (row + c < operand.rows) largest[c] = larger(largest[c], found[c]);
+            if (row + c < operand.rows) largest[c] = larger(largest[c], __ldcg(found + c));
     }
 #pragma unroll
     for (int c = 0; c < 4; ++c) {

@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(RECOMPUTE_THREADS)
     __shared__ float rows_of_a[DEPTH][TILE + 1], columns_of_b[DEPTH][TILE + 1];
     __shared__ int found;
     wait_for_previous_kernel();
-    if (*packed.flag == 0) return;
+    if (__ldcg(packed.flag) == 0) return;
 
     const Index tiles_m = (args.m + TILE - 1) / TILE, tiles_n = (args.n + TILE - 1) / TILE;
     const Index tiles = tiles_m * tiles_n * args.batch[0] * args.batch[1] * args.batch[2];
@@ -36,8 +36,9 @@ __global__ void __launch_bounds__(RECOMPUTE_THREADS)
             for (int j = 0; j < PER_THREAD; ++j) {
                 const Index at_row = row + y + i * ACROSS, at_column = column + x + j * ACROSS;
                 if (at_row < args.m && at_column < args.n &&
-                    must_recompute(packed.guards_a[items.a * args.m + at_row],
-                                   packed.guards_b[items.b * args.n + at_column], static_cast<int>(args.k)))
+                    must_recompute(__ldcg(packed.guards_a + items.a * args.m + at_row),
+                                   __ldcg(packed.guards_b + items.b * args.n + at_column),
+                                   static_cast<int>(args.k)))
                     wanted |= 1u << (i * PER_THREAD + j);
             }
         __syncthreads();  // all are done with the tile before

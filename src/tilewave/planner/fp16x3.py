@@ -15,7 +15,7 @@ from tilewave.kernels import fp16x3
 from tilewave.kernels.instances import Instance
 from tilewave.planner.gemm.costs import costs_for
 from tilewave.planner.gemm.estimate import Traffic
-from tilewave.planner.gemm.options import PlanOptions
+from tilewave.planner.gemm.options import WORKSPACE_LIMIT_BYTES, PlanOptions
 from tilewave.planner.gemm.records import GemmEstimate, GemmPlan
 from tilewave.planner.gemm.select import plan_gemm
 from tilewave.planner.schedules import DATA_PARALLEL, Decomposition, Raster
@@ -80,11 +80,11 @@ def plan_fp16x3(problem: GemmProblem, spec: DeviceSpec, options: PlanOptions = _
             ),
             key=lambda plan: plan.estimate.total,
         )
-        limited = f"{found.workspace_bytes:,} bytes of workspace are needed"
         if options.schedule is not None and options.wanted[0] is not DATA_PARALLEL.kind:
             reason = f"schedule {options.schedule!s} was asked for, and the mode's tiles are not cut"
-        elif found.workspace_bytes > options.workspace_limit and options != PlanOptions():
-            reason = limited
+        elif WORKSPACE_LIMIT_BYTES != options.workspace_limit < found.workspace_bytes:
+            # The limit that nobody asked for is one of partial sums, and none of packed operands.
+            reason = f"{found.workspace_bytes:,} bytes of workspace are needed"
         elif plain.estimate.total < found.estimate.total and not options.batch_invariant:
             reason = (
                 f"'ieee' is predicted to be faster, {plain.estimate.total:.4g} us against "
