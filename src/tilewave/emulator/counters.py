@@ -10,6 +10,7 @@ from tilewave.emulator.ptx import Instruction
 
 CLASSES = (
     "fma",
+    "tensor",
     "fp32",
     "integer",
     "shared_load",
@@ -44,6 +45,8 @@ def classify(instruction: Instruction) -> str:
         return f"global_{direction}" if not {"param", "const"} & set(modifiers) else "other"
     if opcode == "fma":
         return "fma" if modifiers[-1] == "f32" else "other"
+    if opcode == "mma" or (opcode == "wgmma" and "mma_async" in modifiers):
+        return "tensor"
     if opcode == "cp":
         return "copy"
     if opcode in ("atom", "red"):

@@ -55,7 +55,7 @@ class RegisterFile:
         n = len(lanes)
         for width, numbers in slots.items():
             if n <= _FEW:
-                self.parts[width][numbers, :n] = source.parts[width][np.ix_(numbers, lanes)]
+                self.parts[width][numbers, :n] = source.parts[width][np.ix_(np.asarray(numbers), lanes)]
                 continue
             for slot in numbers:
                 np.take(source.parts[width][slot], lanes, out=self.parts[width][slot][:n], mode="clip")
@@ -67,7 +67,7 @@ class RegisterFile:
         n = len(lanes)
         for width, numbers in slots.items():
             if n <= _FEW:
-                target.parts[width][np.ix_(numbers, lanes)] = self.parts[width][numbers, :n]
+                target.parts[width][np.ix_(np.asarray(numbers), lanes)] = self.parts[width][numbers, :n]
                 continue
             for slot in numbers:
                 target.parts[width][slot][lanes] = self.parts[width][slot][:n]
