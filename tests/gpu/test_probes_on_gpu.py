@@ -11,18 +11,32 @@ import numpy as np
 import pytest
 
 from tilewave.device import DeviceSpec
-from tilewave.errors import ToolchainError, UsageError
+from tilewave.errors import EmulationError, ToolchainError, UsageError
 from tilewave.lab import ncu
 from tilewave.lab.ladder import Gpu
 from tilewave.lab.probe import compile_variant, prepare_variant, run_probes
 from tilewave.lab.probe_catalog import PROBES
 from tilewave.lab.probe_profile import Launch, profile_launches
 from tilewave.lab.probe_records import Probe, Variant
+from tilewave.lab.register_file import MEASURED_ON, examine
 from tilewave.lab.registry import get_rung
 from tilewave.precision import error_in_bounds
 from tilewave.runtime.driver import Device, DeviceArray, Stream
 
 pytestmark = pytest.mark.gpu
+
+
+def test_the_register_file_keeps_its_rules(device: Device, spec: DeviceSpec) -> None:
+    """Where the rules were read: all of them hold. Elsewhere the sequences run, and there is a reading."""
+    try:
+        findings = examine(spec, device)
+    except EmulationError as error:
+        pytest.skip(str(error))
+    assert all(one.faults == () and one.measured is not None for one in findings)
+    if spec.name == MEASURED_ON:
+        off = [(one.name, one.expected, one.measured) for one in findings if one.holds is False]
+        assert off == []
+
 
 CHANGED = [(p, v) for p in PROBES.values() for v in p.variants if v.rung.edits]
 every_changed_kernel = pytest.mark.parametrize(

@@ -47,7 +47,7 @@ _SHARED_STEP = 1024
 
 def get_probe(name: str) -> Probe:
     """The probe of this name; raises ``UsageError`` that lists the names there are."""
-    return by_name(PROBES, name)
+    return by_name(PROBES, name, ("register-file",))
 
 
 def counted_size(sizes: Sequence[int]) -> int:

@@ -25,6 +25,9 @@ from tilewave.lab.probe_profile import stall_shares
 from tilewave.lab.probe_records import Findings, Probe, SizeFindings, Variant
 from tilewave.lab.probe_results import FORMAT
 from tilewave.lab.records import write_json
+from tilewave.lab.register_file import MEASURED_ON, QUESTION
+from tilewave.lab.register_file import NAME as REGISTER_FILE
+from tilewave.lab.register_file_command import faulty, run_register_file
 from tilewave.runtime.driver import probe as probe_gpu
 
 NOT_A_PRODUCT = "not a product"
@@ -45,11 +48,14 @@ def probe_command(
     console = Console(highlight=False)
     if not names:
         if path is not None or sizes is not None:
-            raise UsageError(f"name a probe to run, or all; there are {', '.join(PROBES)}")
+            raise UsageError(f"name a probe to run, or all; there are {', '.join((*PROBES, REGISTER_FILE))}")
         list_probes(console)
         return
-    wanted = [*PROBES] if "all" in names else names
-    probes = [get_probe(name) for name in dict.fromkeys(wanted)]
+    wanted = [*PROBES, REGISTER_FILE] if "all" in names else names
+    with_register_file = any(is_register_file(name) for name in wanted)
+    probes = [get_probe(name) for name in dict.fromkeys(wanted) if not is_register_file(name)]
+    if not probes and sizes is not None:
+        raise UsageError(f"sizes are those of products, and probe {REGISTER_FILE} computes none")
     budget, workers = options.check_budget(budget), options.check_jobs(jobs)
     chosen = None if sizes is None else options.parse_sizes(sizes)
     spec = get_spec(DEFAULT_EMULATED if device is None else device)
@@ -79,11 +85,25 @@ def probe_command(
     )
     for probe, findings in zip(probes, all_findings, strict=True):
         print_findings(probe, findings, spec, console)
+    of_register_file = None
+    if with_register_file:
+        unasked = gpu is None and device is None
+        of_register_file = run_register_file(
+            get_spec(MEASURED_ON) if unasked else spec, None if gpu is None else gpu.device, console
+        )
     if path is not None:
-        write_json(to_json(probes, all_findings, spec, gpu), path)
+        record = to_json(probes, all_findings, spec, gpu)
+        if of_register_file is not None:
+            record["register_file"] = of_register_file
+        write_json(record, path)
         console.print(f"Results are in {path}.", markup=False)
-    if any(wrong_products(findings) for findings in all_findings):
+    if any(wrong_products(findings) for findings in all_findings) or faulty(of_register_file):
         sys.exit(1)
+
+
+def is_register_file(name: str) -> bool:
+    """Whether a name is that of the probe of the register file, which has no rungs."""
+    return name.strip().lower().replace("_", "-") == REGISTER_FILE
 
 
 def list_probes(console: Console) -> None:
@@ -93,6 +113,7 @@ def list_probes(console: Console) -> None:
     table.add_column("what it asks")
     for probe in PROBES.values():
         table.add_row(probe.name, probe.question)
+    table.add_row(REGISTER_FILE, QUESTION)
     console.print(table)
     console.print("Run one with `tilewave probe NAME`, or all with `tilewave probe all`.", markup=False)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tilewave.device import DeviceSpec
@@ -181,9 +181,9 @@ class Probe:
         return None if variant.alone or variant.key == first else variant.against or first
 
 
-def by_name(probes: Mapping[str, Probe], name: str) -> Probe:
-    """The probe of this name; raises ``UsageError`` that lists the names there are."""
+def by_name(probes: Mapping[str, Probe], name: str, others: Sequence[str] = ()) -> Probe:
+    """The probe of this name; raises ``UsageError`` that lists the names there are, ``others`` too."""
     found = probes.get(name.strip().lower().replace("_", "-"))
     if found is None:
-        raise UsageError(f"there is no probe {name!r}; there are {', '.join(probes)}")
+        raise UsageError(f"there is no probe {name!r}; there are {', '.join((*probes, *others))}")
     return found
