@@ -90,7 +90,9 @@ def warm_gpu(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> Gpu:
     monkeypatch.setattr(arrays, "_viewers", {})
     monkeypatch.setattr(warm, "_libraries", {})
     monkeypatch.setattr(prepared, "bindings", lambda: gpu)
-    monkeypatch.setattr(GpuState, "_load", lambda self, instance: hash(instance.name))
+    monkeypatch.setattr(
+        GpuState, "_load", lambda self, instance: self._kernels.setdefault(instance.name, len(self._kernels))
+    )
     gpu.current = 700  # the primary context of GPU 0
     found = Gpu(gpu, streams)
     from tilewave import api
@@ -432,3 +434,27 @@ def test_a_warm_product_runs_through_few_functions(warm_gpu: Gpu, kind: Any) -> 
         sys.setprofile(None)
     assert 3 <= len(seen["call"]) <= MOST_FUNCTIONS, seen
     assert 2 <= len(seen["c_call"]) <= MOST_BUILTINS, seen
+
+
+def test_edges_follow_their_tiles_in_the_stream(warm_gpu: Gpu) -> None:
+    """A product whose last row and column are launches of their own goes the long way, captured or not."""
+    a, b, out = (Tensor(at_remainder(np.zeros((2049, 2049), F), 0)) for _ in range(3))
+    call = lambda: tilewave.matmul(a, b, out=out, stream=7)  # noqa: E731
+    tilewave.prepare(tilewave.plan_for(a, b, out=out), device=0)
+    warm_gpu.driver.capturing[7] = 1  # from here on nothing may be loaded or allocated
+    for _ in range(2):
+        before = len(warm_gpu.driver.launches)
+        collected = warm_gpu.collected
+        call()
+        assert warm_gpu.collected == collected + 1
+        launches = warm_gpu.driver.launches[before:]
+        assert [arguments[8] for arguments, _ in launches] == [7, 7, 7]
+        words = [np.frombuffer(block[:200], np.int64) for _, block in launches]
+        last = 4 * 2048
+        assert [int(w[24]) - out.data_ptr() for w in words] == [0, last * 2049, last]
+        # The strip beside the tiles is computed as a row: its operands change places.
+        assert [{int(w[0]), int(w[6])} for w in words] == [
+            {a.data_ptr(), b.data_ptr()},
+            {a.data_ptr() + last * 2049, b.data_ptr()},
+            {a.data_ptr(), b.data_ptr() + last},
+        ]

@@ -54,8 +54,9 @@ def with_edges(whole: GemmPlan, options: PlanOptions, launch: float, plan: Plann
         count = (rows > 0) + (columns > 0)
         covered = _covered(problem.m, whole.instance.bm) * _covered(problem.n, whole.instance.bn)
         kept = (problem.m - rows) * (problem.n - columns)
-        if whole.estimate.total * (1 - kept / covered) <= count * launch:
-            continue  # not even the whole of what is computed for nothing would pay for the launches
+        gain = whole.estimate.compute * (1 - kept / covered) - count * launch
+        if gain <= LEAST_GAIN * whole.estimate.total:
+            continue  # all that is computed for nothing would not pay for the launches
         limit = min(best.estimate.total, (1 - LEAST_GAIN) * whole.estimate.total)
         made = peeled(problem, rows, columns, options, plan, limit)
         if made is not None:
@@ -84,7 +85,7 @@ def peeled(
     for row, column, height, width in ((m, 0, rows, problem.n), (0, n, m, columns)):
         if height == 0 or width == 0:
             continue
-        if sum(part.total for part in parts) >= limit:
+        if sum(part.total for part in parts) + parts[0].launch >= limit:
             return None
         normalised = normalise(replace(problem, m=height, n=width))
         assert not normalised.loops  # a part has the axes of the whole
