@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from tilewave.emulator import half_opcodes, memory_opcodes, opcodes
+from tilewave.emulator import half_opcodes, memory_opcodes, opcodes, warp_matrix
 from tilewave.emulator.codegen import Access, BlockCode, Emitter, Options, unknown
 from tilewave.emulator.counters import classify
 from tilewave.emulator.flow import (
@@ -29,7 +29,13 @@ from tilewave.emulator.slicing import value_only
 from tilewave.emulator.widening import widen
 from tilewave.errors import UnknownInstructionError, UsageError
 
-HANDLERS = {**opcodes.opcode, **half_opcodes.opcode, **memory_opcodes.opcode, **hopper_opcodes.opcode}
+HANDLERS = {
+    **opcodes.opcode,
+    **half_opcodes.opcode,
+    **memory_opcodes.opcode,
+    **warp_matrix.opcode,
+    **hopper_opcodes.opcode,
+}
 """All opcodes that the emulator executes."""
 
 
@@ -106,6 +112,7 @@ def _translate(entry: Entry, target: str, options: Options) -> Program:
         emitter.find_groups(body)
         for instruction in body:
             emitter.emit(instruction)
+        emitter.namespace["wm"] = warp_matrix
         codes.append(emitter.finish(block))
         scratch_rows = max(scratch_rows, emitter.scratch_rows)
     return Program(
@@ -167,6 +174,8 @@ def memory_access(instruction: Instruction) -> Access | None:
         except (KeyError, IndexError):
             raise unknown(instruction) from None
         return Access(instruction, space, width, opcode == "st", width)
+    if opcode in ("ldmatrix", "stmatrix"):
+        return Access(instruction, "shared", 16, opcode == "stmatrix", 16)
     if opcode in ("atom", "red"):
         try:
             width = type_bits(modifiers[-1]) // 8

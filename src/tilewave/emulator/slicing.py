@@ -45,7 +45,7 @@ def value_only(code: list[Instruction], accesses: dict[int, Access]) -> set[int]
                 )
                 if access is not None:
                     spaces.add(access.space)
-            if access is not None and instruction.opcode == "st" and _matters(access, spaces):
+            if access is not None and instruction.opcode in ("st", "stmatrix") and _matters(access, spaces):
                 needed.update(registers_of(instruction.operands[1]))
         changed = (len(needed), len(spaces)) != before
     return {
