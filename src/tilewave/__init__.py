@@ -1,10 +1,13 @@
 """tilewave: single-precision matrix multiply for NVIDIA GPUs.
 
 The public names are loaded when they are first used, so that importing the package costs next to nothing.
+Where NumPy is there already, as it is with any library of arrays, what a product needs is loaded at once: the
+first product is then not the one to wait for it.
 """
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -59,3 +62,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_HOMES, "errors", "torch", "__version__"})
+
+
+if "numpy" in sys.modules:
+    import_module("tilewave.api")

@@ -35,6 +35,12 @@ def test_import_is_light() -> None:
     assert float(seconds) < 0.150
 
 
+def test_what_a_product_needs_is_loaded_with_the_package_where_numpy_is() -> None:
+    check = "import numpy, tilewave, sys; print('tilewave.api' in sys.modules, 'cuda' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["True", "False"], done.stderr
+
+
 def test_every_public_name_is_there() -> None:
     for name in tilewave.__all__:
         assert getattr(tilewave, name).__doc__, name
