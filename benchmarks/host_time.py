@@ -53,6 +53,13 @@ def pretend(torch: Any) -> None:
     api.front_for = lambda *operands: None  # which would see that they are on the CPU
 
 
+def stand_in_driver(folder: Path) -> dict[str, str]:
+    """Build the driver that does nothing, and say what lets a process find it."""
+    library = folder / "libcuda.so.1"
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-w", "-o", str(library), str(DRIVER)], check=True)
+    return {"LD_LIBRARY_PATH": str(folder)}
+
+
 def first_call(library: str, stand_in: bool) -> dict[str, float]:
     """Milliseconds of the import and of the first product in this process; the library is there already.
 
@@ -199,11 +206,7 @@ def main() -> None:
         environment["PYTHONPYCACHEPREFIX"] = f"{folder}/compiled"  # as an installed package has it
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         if options.stand_in:
-            library = Path(folder) / "libcuda.so.1"
-            subprocess.run(
-                ["cc", "-O2", "-shared", "-fPIC", "-w", "-o", str(library), str(DRIVER)], check=True
-            )
-            environment["LD_LIBRARY_PATH"] = folder
+            environment |= stand_in_driver(Path(folder))
         for name in ("torch",) if options.stand_in else ("torch", "cupy"):
             try:
                 __import__(name)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cache
 from inspect import Parameter, signature
+from numbers import Integral
 from typing import Any
 
 from tilewave import recording, warm
@@ -45,12 +46,12 @@ def matmul(
     Raises ``OperandTypeError`` (a ``TypeError``) for anything but float32 arrays and ``UsageError`` (a
     ``ValueError``) for shapes that do not fit; nothing is written then.
     """
-    found = warm.compute(a, b, None, None, out, stream, None) if precision == _IEEE else warm.MISSED
+    found = warm.compute(a, b, None, None, out, stream, None) if _is_ieee(precision) else warm.MISSED
     if type(found) is not warm.Miss:
         return found
     front = front_for(a, b, out)
     if front is not None:
-        return front.gemm(a, b, out=out, precision=precision, stream=stream)
+        return front.matmul(a, b, out=out, precision=precision, stream=stream)
     call = collect(a, b, out=out, precision=precision, stream=stream)
     result = _execute(call, _DEFAULT, None)
     warm.keep(found, call, _DEFAULT)
@@ -100,7 +101,7 @@ def gemm(
         *(schedule, deterministic, batch_invariant, max_sms),
     )
     found: Any = warm.MISSED
-    if workspace is None and return_preactivation is False and _hashable(settings) and precision == _IEEE:
+    if workspace is None and return_preactivation is False and _hashable(settings) and _is_ieee(precision):
         # 1, 1.0 and True are equal, and not all of them are accepted.
         found = warm.compute(a, b, c, bias, out, stream, (settings, *map(type, settings)))
         if type(found) is not warm.Miss:
@@ -154,6 +155,10 @@ def gemm(
     return result
 
 
+def _is_ieee(precision: Any) -> bool:
+    return isinstance(precision, str) and precision == _IEEE  # an array cannot be asked
+
+
 def _hashable(settings: tuple[Any, ...]) -> bool:
     try:
         hash(settings)
@@ -188,6 +193,13 @@ def grouped_gemm(problems: Iterable[Any], **common: Any) -> list[Any]:
     return [results[place] for place in range(len(members))]
 
 
+def listed(problems: Any, what: str) -> Iterator[Any]:
+    """An iterator over what is given as a list of problems; a mapping is one problem, not a list."""
+    if isinstance(problems, Iterable) and not isinstance(problems, Mapping | str):
+        return iter(problems)
+    raise UsageError(f"{what} are given as a {type(problems).__name__}; accepted is a list of them")
+
+
 def collect_members(
     problems: Iterable[Any], common: Mapping[str, Any]
 ) -> tuple[list[Member], dict[int, dict[str, Any]]]:
@@ -198,7 +210,7 @@ def collect_members(
     """
     members: list[Member] = []
     fronts: dict[int, dict[str, Any]] = {}
-    for place, problem in enumerate(problems):
+    for place, problem in enumerate(listed(problems, "problems of a group")):
         try:
             arguments = _arguments(problem, common)
             if front_for(*(arguments.get(name) for name in ("a", "b", "c", "bias", "out"))) is not None:
@@ -256,13 +268,13 @@ def _collected(
 ) -> tuple[GemmCall, PlanOptions, Any]:
     """A checked call, its options, and the caller's workspace memory if any."""
     limits: dict[str, Any] = {}
-    if isinstance(workspace, int):
-        if isinstance(workspace, bool) or workspace < 0:
-            raise UsageError(
-                f"workspace is {workspace!r}; accepted are memory on the GPU of the operands, or the most "
-                "bytes that may be used, at least 0"
-            )
-        limits["workspace_limit"] = workspace
+    if isinstance(workspace, bool) or (isinstance(workspace, Integral) and int(workspace) < 0):
+        raise UsageError(
+            f"workspace is {workspace!r}; accepted are memory on the GPU of the operands, or the most bytes "
+            "that may be used, at least 0"
+        )
+    if isinstance(workspace, Integral):
+        limits["workspace_limit"] = int(workspace)
         workspace = None
     options = PlanOptions(schedule, deterministic, batch_invariant, max_sms, **limits)
     return collect(a, b, c, **call), options, workspace

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -51,13 +51,16 @@ def front_for(*operands: Any) -> Any:
         from tilewave.torch import front
 
         _front = front
-    strangers = [operand for operand in operands if operand is not None and not isinstance(operand, tensor)]
-    if strangers:
-        tensors = [operand for operand in operands if isinstance(operand, tensor)]
-        if torch.is_grad_enabled() and any(operand.requires_grad for operand in tensors):
-            raise UsageError(
-                f"a tensor that requires a gradient meets a {type(strangers[0]).__name__}; gradients pass "
-                "through products of tensors only: make it one, or pass tensor.detach()"
-            )
-        return None
+    for operand in operands:
+        if operand is not None and not isinstance(operand, tensor):
+            return _refuse_gradients(operand, [other for other in operands if isinstance(other, tensor)])
     return None if _front.ordinary(*operands) else _front
+
+
+def _refuse_gradients(stranger: Any, tensors: Sequence[Any]) -> None:
+    """Raise where a gradient would have to pass through an array of another library."""
+    if sys.modules["torch"].is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        raise UsageError(
+            f"a tensor that requires a gradient meets a {type(stranger).__name__}; gradients pass through "
+            "products of tensors only: make it one, or pass tensor.detach()"
+        )

@@ -19,8 +19,9 @@ except ImportError:  # test_installed.py says so
 else:
     from host_gpu import FakeExecutor
 
-    from tilewave.arrays import ArrayView, refuse_dtype
-    from tilewave.semantics import Layout, contiguous
+    from tilewave.arrays import ArrayView
+    from tilewave.arrays import _view_torch as view_torch
+    from tilewave.semantics import contiguous
 
     class CountedExecutor(FakeExecutor):
         """The stand-in, which knows how many products it was asked for."""
@@ -34,10 +35,7 @@ def pretend_gpu(monkeypatch: pytest.MonkeyPatch) -> CountedExecutor:
     run = CountedExecutor()
 
     def view(tensor: Any, name: str, stream: int | None) -> ArrayView:
-        if tensor.dtype is not torch.float32:
-            raise refuse_dtype(tensor, name, str(tensor.dtype))
-        layout = Layout(tuple(tensor.shape), tuple(tensor.stride()))
-        return ArrayView(tensor, "torch", tensor.data_ptr() if tensor.numel() else 0, layout, 0)
+        return view_torch(tensor, name, stream)._replace(device=0, host=None, readonly=False)
 
     def empty(framework: str, shape: tuple[int, ...], device: int, stream: int) -> ArrayView:
         made = torch.full(shape, float("nan"))

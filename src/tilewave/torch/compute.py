@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 
-from tilewave import api, recording
+from tilewave import api, recording, warm
 from tilewave.call import GemmCall
 from tilewave.problem import Activation, Precision
-from tilewave.tensors import as_arrays
-from tilewave.torch.recipe import Recipe
+from tilewave.torch.recipe import PLAIN, Recipe
 
 
 def gemm(
@@ -31,11 +30,20 @@ def gemm(
 
     Raises as `tilewave.gemm` does, before anything is written.
     """
-    arguments = recipe.arguments() | {"bias": bias, "out": out, "return_preactivation": keep_preactivation}
-    if not computed_by_torch(a, recipe):
-        with as_arrays():
-            return api.gemm(a, b, c, **arguments)
-    call, _, _ = api._collected(a, b, c, **arguments)
+    by_torch = computed_by_torch(a, recipe)
+    found: Any = warm.MISSED
+    if not by_torch and not keep_preactivation and recipe.precision == "ieee":
+        # None is what `tilewave.matmul` keeps its launches by.
+        found = warm.compute(a, b, c, bias, out, None, None if recipe is PLAIN else recipe)
+        if type(found) is not warm.Miss:
+            return found
+    call, options, _ = api._collected(
+        a, b, c, bias=bias, out=out, return_preactivation=keep_preactivation, **recipe.arguments()
+    )
+    if not by_torch:
+        result = api._execute(call, options, None)
+        warm.keep(found, call, options)
+        return result
     if recording.ACTIVE:
         recording.note(call)
     # Neither autocast nor modes of PyTorch's functions, `override` among them, have a say in here.

@@ -17,6 +17,7 @@ from tilewave.problem import Activation
 from tilewave.torch import compute, gradients
 from tilewave.torch.recipe import (
     ACTIVATION_NAMES,
+    PLAIN,
     PLAIN_TYPES,
     Recipe,
     is_plain,
@@ -29,9 +30,17 @@ from tilewave.torch.recipe import (
 def product(a: Any, b: Any, c: Any, bias: Any, recipe: Recipe, keep_preactivation: bool = False) -> Any:
     """A gemm of tensors by the shortest way that loses nothing of what PyTorch knows about them."""
     if not torch.compiler.is_compiling() and is_plain(a, b, c, bias):
-        if wants_gradient(a, b, c, bias):
-            return gradients.differentiable(a, b, c, bias, recipe, keep_preactivation)
-        return compute.gemm(a, b, c, bias, recipe, keep_preactivation=keep_preactivation)
+        return _of_plain(a, b, c, bias, recipe, keep_preactivation)
+    return _by_operator(a, b, c, bias, recipe, keep_preactivation)
+
+
+def _of_plain(a: Any, b: Any, c: Any, bias: Any, recipe: Recipe, keep_preactivation: bool) -> Any:
+    if wants_gradient(a, b, c, bias):
+        return gradients.differentiable(a, b, c, bias, recipe, keep_preactivation)
+    return compute.gemm(a, b, c, bias, recipe, keep_preactivation=keep_preactivation)
+
+
+def _by_operator(a: Any, b: Any, c: Any, bias: Any, recipe: Recipe, keep_preactivation: bool) -> Any:
     names = torch.ops.tilewave
     operator = names.gemm_with_preactivation.default if keep_preactivation else names.gemm.default
     return operator(a, b, c, bias, **recipe._asdict())
@@ -41,10 +50,23 @@ def ordinary(*tensors: Any) -> bool:
     """Whether tensors (None for an absent one) are arrays like any other, on a GPU."""
     return (
         not torch.compiler.is_compiling()
-        and is_plain(*tensors)
         and not wants_gradient(*tensors)
+        and is_plain(*tensors)
         and not tensors[0].is_cpu
     )
+
+
+def matmul(a: Any, b: Any, *, out: Any = None, precision: Any = "ieee", stream: Any = None) -> Any:
+    """`tilewave.matmul` of tensors that are not `ordinary`."""
+    if (
+        out is None
+        and stream is None
+        and precision == "ieee"
+        and not torch.compiler.is_compiling()
+        and is_plain(a, b)
+    ):
+        return _of_plain(a, b, None, None, PLAIN, False)
+    return gemm(a, b, out=out, precision=precision, stream=stream)
 
 
 def gemm(
@@ -80,9 +102,14 @@ def gemm(
         raise UsageError(
             f"workspace is memory, which it cannot be {where}; accepted are None and a number of bytes"
         )
-    for name, tensor in (("a", a), ("b", b), ("c", c), ("bias", bias), ("out", out)):
-        if tensor is not None:
-            _check(name, tensor)
+    plain = not torch.compiler.is_compiling() and is_plain(a, b, c, bias, out)
+    if not plain:
+        for name, tensor in (("a", a), ("b", b), ("c", c), ("bias", bias), ("out", out)):
+            if tensor is not None:
+                _check(name, tensor)
+    for name, flag in (("transpose_a", transpose_a), ("transpose_b", transpose_b)):
+        if flag is not True and flag is not False:
+            raise UsageError(f"{name} must be True or False, not {flag!r}")
     recipe = Recipe(
         rounded(alpha, "alpha"),
         rounded(beta, "beta"),
@@ -98,19 +125,20 @@ def gemm(
         workspace,
     )
     if out is None:
-        return product(a, b, c, bias, recipe, return_preactivation)
+        compute_it = _of_plain if plain else _by_operator
+        return compute_it(a, b, c, bias, recipe, return_preactivation)
     if wants_gradient(a, b, c, bias, out):
         raise UsageError(gradients.OUT_AND_GRADIENTS)
     if return_preactivation:
         raise UsageError("out is given with return_preactivation; accepted for such tensors is one of both")
-    if not torch.compiler.is_compiling() and is_plain(a, b, c, bias, out):
+    if plain:
         return compute.gemm(a, b, c, bias, recipe, out=out)
     torch.ops.tilewave.gemm_out.default(out, a, b, c, bias, **recipe._asdict())
     return out
 
 
 def _check(name: str, tensor: Any) -> None:
-    """Refuse what a product would misread: other dtypes, gaps that are no strides, lazy negation."""
+    """Refuse what an operator would misread, as `view_of` does for plain tensors."""
     if tensor.dtype is not torch.float32:
         raise refuse_dtype(tensor, name, str(tensor.dtype).removeprefix("torch."))
     if type(tensor) in PLAIN_TYPES and tensor.device.type not in ("cuda", "cpu", "meta"):

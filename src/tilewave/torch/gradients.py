@@ -105,14 +105,13 @@ class Gemm(_SingleLevelFunction):  # type: ignore[misc]  # PyTorch is seen witho
             # Outer transforms of torch.func may record what this level does not.
             with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
                 result = _below(keyset, a, b, c, bias, recipe, both)
-        z = result[1] if both else None
+            ctx.save_for_forward(a, b, result[1] if both else None)
+            ctx.result_shape = (result[0] if both else result).shape
         ctx.recipe = recipe
-        ctx.shapes = tuple(None if t is None else t.shape for t in (a, b, c, bias))
-        ctx.result_shape = (result[0] if both else result).shape
+        ctx.shapes = (a.shape, b.shape, None if c is None else c.shape, None if bias is None else bias.shape)
         ctx.set_materialize_grads(False)
-        needs_a, needs_b, *_ = ctx.needs_input_grad
-        ctx.save_for_backward(a if needs_b else None, b if needs_a else None, z)
-        ctx.save_for_forward(a, b, z)
+        needs = ctx.needs_input_grad
+        ctx.save_for_backward(a if needs[1] else None, b if needs[0] else None, result[1] if both else None)
         return result
 
     @staticmethod

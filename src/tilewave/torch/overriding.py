@@ -84,6 +84,7 @@ class override(TorchFunctionMode):  # type: ignore[misc]  # PyTorch is seen with
                 type(tensor) not in _KINDS
                 or tensor.dtype is not torch.float32
                 or tensor.layout is not torch.strided
+                or tensor.is_nested
                 or tensor.device != first.device
             ):
                 return False

@@ -90,9 +90,16 @@ PASSIVE_MODES: set[type] = {DeviceContext}
 """Modes of PyTorch's functions that have nothing to say about a product of tilewave."""
 
 
+# Looked up once: these are asked in every product.
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_function_modes = torch._C._len_torch_function_stack
+_transforms = torch._C._are_functorch_transforms_active
+_tracing = torch._C._get_tracing_state
+
+
 def watching() -> bool:
     """Whether a mode of PyTorch's functions is active that may want to see products."""
-    count = torch._C._len_torch_function_stack()
+    count = _function_modes()
     return count > 0 and any(
         type(torch._C._get_function_stack_at(place)) not in PASSIVE_MODES for place in range(count)
     )
@@ -108,19 +115,22 @@ def is_plain(*tensors: Any) -> bool:
     A transform of ``torch.func``, a dispatch mode (fake tensors, tracing), forward-mode AD and a subclass
     must all be asked; they are by going through PyTorch's dispatcher. None is plain.
     """
-    return (
-        all(
-            tensor is None or (type(tensor) in PLAIN_TYPES and (tensor.is_cuda or tensor.is_cpu))
-            for tensor in tensors
-        )
-        and not torch._C._len_torch_dispatch_stack()
-        and not torch._C._are_functorch_transforms_active()
-        and not watching()
-        and forward_ad._current_level < 0
-        and torch._C._get_tracing_state() is None
+    for tensor in tensors:
+        if tensor is not None and not (type(tensor) in PLAIN_TYPES and (tensor.is_cuda or tensor.is_cpu)):
+            return False
+    return not (
+        _dispatch_modes()
+        or _transforms()
+        or forward_ad._current_level >= 0
+        or _tracing() is not None
+        or watching()
     )
 
 
 def wants_gradient(*tensors: Any) -> bool:
     """Whether PyTorch records what is done with any of these for a backward pass."""
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                return True
+    return False
