@@ -3,12 +3,12 @@
     python benchmarks/torch_overhead.py --json FILE [--budget SECONDS]   # PyTorch and a GPU
     python benchmarks/torch_overhead.py --stand-in --json FILE           # PyTorch and a C compiler
 
-Products of 64 x 64 x 64, so that the host's time is all there is, by wall clock, in turn with PyTorch's own in
-one process, in rounds too short to fill the stream's queue; medians. Compiled code is held against the same
-code with PyTorch's operators, compiled the same way; ``graphs`` counts the pieces that torch.compile made,
-of which 1 means no graph break. With ``--stand-in`` the driver does nothing, tensors are of the CPU and pretend
-to be on a GPU (see host_time.py), and what is compiled is left out: what is left is tilewave's own work, which
-compares with itself only. Prints a table and writes JSON.
+Products of 64 x 64 x 64, so that the host's time is all there is, by wall clock, in turn with PyTorch's own
+in one process, in rounds too short to fill the stream's queue; medians. Compiled code is held against the
+same code with PyTorch's operators, compiled the same way; ``graphs`` counts the pieces that torch.compile
+made, of which 1 means no graph break. With ``--stand-in`` the driver does nothing, tensors are of the CPU and
+pretend to be on a GPU (see host_time.py), and what is compiled is left out: what is left is tilewave's own
+work, which compares with itself only. Prints a table and writes JSON.
 """
 
 from __future__ import annotations
