@@ -191,7 +191,10 @@ def _view_numpy(array: NDArray[Any], name: str, stream: int | None) -> ArrayView
 def _host_view(owner: Any, array: NDArray[np.float32], name: str, framework: str) -> ArrayView:
     address = array.ctypes.data if array.size else 0
     # A field of a structured array may be 4 bytes wide and 5 apart; NumPy itself copes, and so does the host.
-    strides = tuple(stride // FLOAT_BYTES for stride in array.strides)
+    # Rounded towards 0 in both directions, elements that are apart stay apart.
+    strides = tuple(
+        stride // FLOAT_BYTES if stride >= 0 else -(-stride // FLOAT_BYTES) for stride in array.strides
+    )
     return ArrayView(
         owner, framework, address, Layout(array.shape, strides), None, array, not array.flags.writeable
     )
@@ -209,6 +212,8 @@ def _view_torch(array: Any, name: str, stream: int | None) -> ArrayView:
         raise refuse_dtype(array, name, str(array.dtype).removeprefix("torch."))
     if array.layout is not torch.strided:
         raise refuse_layout(array, name)
+    if array.is_nested:
+        raise UsageError(f"{name} is a nested tensor; accepted are tensors of one shape: pass its parts")
     if array.is_neg():
         raise refuse_negated(name)
     where = array.device.type
@@ -220,6 +225,11 @@ def _view_torch(array: Any, name: str, stream: int | None) -> ArrayView:
     except RuntimeError as error:  # tensors of torch.func and torch.compile have no memory
         raise UsageError(f"{name} is a {type(array).__name__} without memory of its own: {error}") from error
     if host is not None:
+        if address == 0 and host.size:
+            raise UsageError(
+                f"{name} has no memory: the storage of this tensor of shape {tuple(array.shape)} was freed "
+                f"(it holds {array.untyped_storage().nbytes()} bytes)"
+            )
         return _host_view(array, host, name, "torch")
     layout = Layout(tuple(array.shape), tuple(array.stride()))
     return _device_view(array, "torch", name, address, layout, array.get_device())

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewave.arrays import framework_of, view_of
+from tilewave.arrays import framework_of, refuse_dtype, refuse_layout, view_of
 from tilewave.errors import OperandTypeError, UsageError
 from tilewave.precision.bounds import gamma
 from tilewave.precision.mode_bounds import MODES, errors_in_mode_bounds, mode_coefficient, recomputed
@@ -194,7 +194,7 @@ def _on_host(array: Any, name: str) -> NDArray[np.float32]:
     """A copy on the host of an array from anywhere; its own library copies it, in its own stream's order."""
     match framework_of(array):
         case "torch":
-            array = array.detach().cpu().resolve_neg().numpy()
+            array = _tensor_on_host(array, name)
         case "cupy":
             array = array.get()
         case "jax":
@@ -208,3 +208,19 @@ def _on_host(array: Any, name: str) -> NDArray[np.float32]:
             "known: pass it as a NumPy array"
         )
     return view.host
+
+
+def _tensor_on_host(tensor: Any, name: str) -> NDArray[np.float32]:
+    """A tensor of PyTorch on the host, with its gradient and its lazy negation resolved."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype != "float32":
+        raise refuse_dtype(tensor, name, dtype)
+    if str(tensor.layout) != "torch.strided":
+        raise refuse_layout(tensor, name)
+    try:
+        if tensor.untyped_storage().nbytes() < 4 * (tensor.numel() > 0):
+            raise UsageError(f"{name} is a {type(tensor).__name__} whose memory was freed")
+        found: NDArray[np.float32] = tensor.detach().cpu().resolve_neg().numpy()
+    except (RuntimeError, NotImplementedError) as error:  # meta and fake tensors, nested ones, wrappers
+        raise UsageError(f"{name} is a {type(tensor).__name__} without memory of its own: {error}") from error
+    return found

@@ -9,7 +9,7 @@ from numbers import Integral
 from typing import Any
 
 from tilewave.arrays import ArrayView
-from tilewave.call import GemmCall, activation_of, check_precision, collect
+from tilewave.call import GemmCall, activation_of, check_precision, collect, scalar
 from tilewave.device import DeviceSpec, get_spec, query_device
 from tilewave.errors import NotBuiltError, UsageError
 from tilewave.host import gpu_for_host_operands
@@ -22,7 +22,7 @@ from tilewave.planner.gemm import GemmPlan, PlanOptions, explain_plan, plan_gemm
 from tilewave.planner.gemm.explain_group import explain_group
 from tilewave.planner.gemm.group import GroupPlan
 from tilewave.problem import Activation, GemmProblem, MatrixLayout, Precision
-from tilewave.semantics import contiguous
+from tilewave.semantics import check_bias_axis, contiguous
 
 LAYOUTS = ("NN", "NT", "TN", "TT")
 """Layouts of a and b in BLAS's letters: T where the matrix is stored transposed, columns next to one
@@ -65,10 +65,12 @@ def plan(
     batches = tuple(_size(extent, "batch") for extent in extents)
     if layouts not in LAYOUTS:
         raise UsageError(f"layouts is {layouts!r}; accepted are {', '.join(LAYOUTS)}")
-    if alignment not in (4, 8, 16):
+    if not isinstance(alignment, int) or alignment not in (4, 8, 16):
         raise UsageError(f"alignment is {alignment!r}; accepted are 16, 8 and 4 bytes")
-    if bias_axis not in (None, -1, -2):
-        raise UsageError(f"bias_axis is {bias_axis!r}; accepted are None, -1 and -2")
+    if bias_axis is not None:
+        check_bias_axis(bias_axis)
+    if not isinstance(return_preactivation, bool):
+        raise UsageError(f"return_preactivation must be True or False, not {return_preactivation!r}")
 
     def stored(rows: int, columns: int, transposed: bool = False) -> MatrixLayout:
         shape = (*batches, columns, rows) if transposed else (*batches, rows, columns)
@@ -88,7 +90,7 @@ def plan(
         stored(m, k, layouts[0] == "T"),
         stored(k, n, layouts[1] == "T"),
         stored(m, n),
-        stored(m, n) if beta != 0 else None,
+        stored(m, n) if scalar(beta, "beta") != 0 else None,
         bias,
         stored(m, n) if return_preactivation else None,
         activation_of(activation),

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -140,7 +141,7 @@ def addend_strides(product: Product, c: Layout) -> Strides:
 
 def check_bias_axis(axis: object) -> None:
     """Raise ``UsageError`` for anything but -1 and -2."""
-    if axis not in (-1, -2):
+    if not isinstance(axis, Integral) or axis not in (-1, -2):
         raise UsageError(f"bias_axis is {axis!r}; accepted are -1, the result's last axis, and -2")
 
 

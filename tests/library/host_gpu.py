@@ -205,6 +205,7 @@ class TorchTensor:
         self.layout = traits.get("layout", "torch.strided")
         self.requires_grad = traits.get("requires_grad", False)
         self.negated = traits.get("negated", False)
+        self.is_nested = False
         self.without_memory = traits.get("without_memory", False)
         self.used_by: list[Any] = []
 

@@ -1,0 +1,66 @@
+"""Arrays and options that few programs pass and that some day one does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilewave
+from tilewave.errors import OperandTypeError, UsageError
+
+Rng = np.random.Generator
+F = np.float32
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilewave.api.gpu_for_host_operands", lambda: None)
+
+
+@pytest.mark.parametrize("width", [5, 6, 7, 9, 12])
+def test_a_field_of_a_structured_array_receives_a_result_in_any_direction(rng: Rng, width: int) -> None:
+    """Its strides are no multiples of 4 bytes; its elements are distinct whichever way they are walked."""
+    record = np.dtype({"names": ["x"], "formats": ["f4"], "offsets": [width - 4], "itemsize": width})
+    steps = (1, -1, 2, -2)
+    for n in range(1, 8):
+        for rows, columns in ((r, c) for r in steps for c in steps):
+            octets = np.full((9, 2 * n * width), 0xAB, np.uint8)
+            memory = octets.view(record)["x"]
+            out = memory[::rows, ::columns]
+            a = rng.integers(-9, 9, (out.shape[0], 3)).astype(F)
+            b = rng.integers(-9, 9, (3, out.shape[1])).astype(F)
+            assert tilewave.matmul(a, b, out=out) is out
+            assert np.array_equal(out, a @ b)
+            assert np.array_equal(tilewave.matmul(out, out.T.copy()), (a @ b) @ (a @ b).T)
+            out[...] = np.frombuffer(b"\xab" * 4, F)[0]
+            assert np.all(octets == 0xAB)  # nothing else was touched
+
+
+@pytest.mark.parametrize(
+    "axis", [-1.0, -2.0, 1, 0, True, None, "x", [-1], np.array([-1, -2]), np.float32(-1)]
+)
+def test_a_bias_axis_that_is_none(rng: Rng, axis: Any) -> None:
+    a = rng.standard_normal((5, 5), dtype=F)
+    with pytest.raises(UsageError, match=r"bias_axis is .*accepted are -1"):
+        tilewave.gemm(a, a, bias=a[0], bias_axis=axis)
+    if axis is not None:
+        with pytest.raises(UsageError, match=r"bias_axis is .*accepted are -1"):
+            tilewave.plan(5, 5, 5, bias_axis=axis, device="H200")
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"beta": "1"}, OperandTypeError),
+        ({"beta": 1e39}, UsageError),
+        ({"beta": [1.0]}, OperandTypeError),
+        ({"return_preactivation": "no"}, UsageError),
+        ({"alignment": 16.0}, UsageError),
+        ({"alignment": [16]}, UsageError),
+    ],
+)
+def test_a_plan_checks_options_as_gemm_does(options: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error, match=next(iter(options))):
+        tilewave.plan(5, 6, 7, device="H200", **options)

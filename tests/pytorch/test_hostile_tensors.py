@@ -1,0 +1,84 @@
+"""Tensors that hold no float32 numbers in memory of their own: each is refused by name, everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import tilewave
+import tilewave.torch
+from tilewave.errors import OperandTypeError, TilewaveError
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*(quantize|CSR tensor|nested tensors):UserWarning")
+
+
+def freed() -> torch.Tensor:
+    tensor = torch.randn(3, 3)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def faked() -> torch.Tensor:
+    with FakeTensorMode():
+        return torch.randn(3, 3)
+
+
+UNUSABLE: dict[str, Callable[[], Any]] = {
+    "float64": lambda: torch.randn(3, 3, dtype=torch.float64),
+    "bfloat16": lambda: torch.randn(3, 3).bfloat16(),
+    "float8": lambda: torch.randn(3, 3).to(torch.float8_e4m3fn),
+    "qint8": lambda: torch.quantize_per_tensor(torch.randn(3, 3), 0.1, 0, torch.qint8),
+    "complex": lambda: torch.randn(3, 3, dtype=torch.complex64),
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "csr": lambda: torch.eye(3).to_sparse_csr(),
+    "meta": lambda: torch.randn(3, 3, device="meta"),
+    "fake": faked,
+    "nested": lambda: torch.nested.nested_tensor([torch.randn(3, 3), torch.randn(3, 3)]),
+    "freed": freed,
+}
+
+
+# Fake tensors among real ones are PyTorch's to refuse.
+@pytest.mark.parametrize("kind", [kind for kind in UNUSABLE if kind != "fake"])
+@pytest.mark.parametrize("gradient", [False, True])
+def test_each_place_refuses_it(kind: str, gradient: bool) -> None:
+    tensor, good = UNUSABLE[kind](), torch.randn(3, 3)
+    other = good.clone().requires_grad_(gradient)
+    for call in (
+        lambda: tilewave.matmul(tensor, other),
+        lambda: tilewave.matmul(other, tensor),
+        lambda: tilewave.gemm(other, good, tensor, beta=1.0),
+        lambda: tilewave.matmul(good, good, out=tensor),
+        lambda: tilewave.grouped_gemm([(good, other), (other, tensor)]),
+    ):
+        with pytest.raises(TilewaveError):
+            call()
+
+
+@pytest.mark.parametrize("kind", UNUSABLE)
+def test_check_refuses_it(kind: str) -> None:
+    tensor, good = UNUSABLE[kind](), torch.randn(3, 3)
+    for place, operands in enumerate(((tensor, good, good), (good, tensor, good), (good, good, tensor))):
+        with pytest.raises(TilewaveError, match=f"^{'abc'[place]} is "):
+            tilewave.check(*operands)
+
+
+def test_check_names_the_cast() -> None:
+    good = torch.randn(3, 3)
+    with pytest.raises(OperandTypeError, match=r"c is bfloat16; .*c\.float\(\)"):
+        tilewave.check(good, good, (good @ good).bfloat16())
+
+
+def test_override_leaves_nested_tensors_to_pytorch() -> None:
+    nested = torch.nested.nested_tensor([torch.randn(2, 4), torch.randn(3, 4)])
+    other = torch.nested.nested_tensor([torch.randn(4, 5), torch.randn(4, 6)])
+    expected = torch.matmul(nested, other).unbind()
+    with tilewave.torch.override():
+        found = torch.matmul(nested, other).unbind()
+        mapped = torch.nn.functional.linear(nested, torch.ones(2, 4)).unbind()
+    assert all(map(torch.equal, found, expected))
+    assert [tuple(part.shape) for part in mapped] == [(2, 2), (3, 2)]
