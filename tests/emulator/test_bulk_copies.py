@@ -30,6 +30,11 @@ MAKE = """
 WAIT = """
 W: mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r1], 0; @!%p1 bra W;
 """
+FILL = f"""
+    shl.b32 %r3, %r0, 2; add.u32 %r4, %r2, %r3; mov.u32 %r5, 0x7fff7fff;
+P:  st.shared.u32 [%r4], %r5; add.u32 %r4, %r4, 512; add.u32 %r3, %r3, 512;
+    setp.lt.u32 %p2, %r3, {SHARED}; @%p2 bra P; fence.proxy.async; bar.sync 0;
+"""
 DUMP = f"""
     shl.b32 %r3, %r0, 2; add.u32 %r4, %r2, %r3; cvt.u64.u32 %d3, %r3; add.s64 %d3, %d2, %d3;
 D:  ld.shared.u32 %r5, [%r4]; st.global.u32 [%d3], %r5;
@@ -121,7 +126,7 @@ def test_boxes_of_random_tensors_are_loaded(swizzle: int, rank: int, rng: Genera
     memory = Memory()
     tensor, _, array = random_tensor(rng, memory, swizzle, dtype, rank)
     coordinates = random_coordinates(rng, tensor)
-    body = MAKE + load(rank, coordinates, tensor.box_bytes) + WAIT + DUMP
+    body = FILL + MAKE + load(rank, coordinates, tensor.box_bytes) + WAIT + DUMP
     found = launch(body, tensor, memory)
     expected = np.frombuffer(np.full(SHARED // 4, 0x7FFF7FFF, np.uint32).tobytes(), np.uint8).copy()
     size = tensor.element_bytes

@@ -31,6 +31,12 @@ PARAMETERS = (
 )
 
 
+def draw(rng: Generator, *shape: int) -> Array:
+    """Numbers whose products lose bits when they are summed."""
+    values: Array = rng.standard_normal(shape) * np.exp2(rng.integers(-6, 7, shape))
+    return values
+
+
 class Operand:
     """A matrix of `extent` rows and the depth of a product, laid out at random for a descriptor."""
 
@@ -38,7 +44,7 @@ class Operand:
         self.kind, self.extent, self.swizzle, self.transposed = kind, extent, swizzle, transposed
         self.size = 4 if kind == "tf32" else 2
         depth = DEPTH[kind]
-        numbers = rng.standard_normal((extent, depth)) * np.exp2(rng.integers(-6, 7, (extent, depth)))
+        numbers = draw(rng, extent, depth)
         if kind == "f16":
             self.bits = numbers.astype(np.float16).view(np.uint16)
             self.values = self.bits.view(np.float16).astype(np.float64)
@@ -109,7 +115,7 @@ def start(columns: int) -> str:
     loads = "".join(f"ld.global.f32 %f{n}, [%d1+{512 * n}];\n" for n in range(columns // 2))
     fragment = "".join(f"ld.global.b32 %a{n}, [%d2+{512 * n}];\n" for n in range(4))
     return f"""
-    .reg .f32 %f<{columns // 2}>; .reg .b32 %a<4>; .reg .b64 %da; .reg .b64 %db; .reg .pred %p5;
+    .reg .f32 %f<{columns // 2}>; .reg .b32 %a<4>; .reg .b64 %da; .reg .b64 %db;
     mov.u32 %r0, %tid.x; mov.u32 %r1, data; shl.b32 %r2, %r0, 2; cvt.u64.u32 %d3, %r2;
     ld.param.u64 %d0, [q0]; ld.param.u64 %d1, [q1]; ld.param.u64 %d2, [q2];
     add.s64 %d0, %d0, %d3; add.s64 %d1, %d1, %d3; add.s64 %d2, %d2, %d3;
@@ -152,7 +158,7 @@ def case(rng: Generator, kind: str, columns: int, layouts: tuple[tuple[int, bool
     shared = rng.integers(0, 256, SHARED, dtype=np.uint8)
     da = a.place(shared, 0)
     db = b.place(shared, a.reach)
-    c = rng.standard_normal((64, columns)).astype(np.float32)
+    c = draw(rng, 64, columns).astype(np.float32)
     return a, b, shared, da, db, c
 
 

@@ -23,6 +23,12 @@ PARAMETERS = ".param .u64 q0, .param .u64 q1"
 DECLARATIONS = ".shared .align 128 .b8 data[4096];"
 
 
+def draw(rng: Generator, *shape: int) -> Array:
+    """Numbers for a product."""
+    values: Array = rng.standard_normal(shape)
+    return values
+
+
 def registers(count: int, first: int) -> str:
     return "{" + ", ".join(f"%r{first + n}" for n in range(count)) + "}"
 
@@ -76,9 +82,7 @@ F:  ld.global.u32 %r7, [%d3]; st.shared.u32 [%r6], %r7; add.s64 %d3, %d3, 128; a
 def test_products_of_warps(shape: str, kind: str, rng: Generator) -> None:
     depth, warps = int(shape[6:]), 3
     each = 1 if kind == "tf32" else 2
-    numbers_a, numbers_b = (
-        rng.standard_normal((warps, depth, extent)).astype(np.float32) for extent in (16, 8)
-    )
+    numbers_a, numbers_b = (draw(rng, warps, depth, extent).astype(np.float32) for extent in (16, 8))
     core = {"f16": HOPPER_F16, "bf16": HOPPER_BF16, "tf32": HOPPER_TF32}[kind]
 
     def encode(x: Array) -> tuple[Array, Array]:
@@ -91,7 +95,7 @@ def test_products_of_warps(shape: str, kind: str, rng: Generator) -> None:
 
     (bits_a, a), (bits_b, b) = encode(numbers_a), encode(numbers_b)
     of_a, of_b = depth // (2 * each), depth // (4 * each)
-    c = rng.standard_normal((warps, 16, 8)).astype(np.float32)
+    c = draw(rng, warps, 16, 8).astype(np.float32)
     words = np.zeros((of_a + of_b + 4, warps, 32), np.uint32)
     for lane in range(32):
         group, quad = lane // 4, lane % 4

@@ -50,6 +50,13 @@ def model(a: Array, b: Array, blocks: int) -> Array:
     return total
 
 
+def start(
+    program: Program, name: str, grid: int, block: int, args: list[Any], memory: Memory, **options: Any
+) -> None:
+    """Launch one of the kernels."""
+    launch(program.ptx, program.kernels[name].symbol, (grid,), (block,), args, memory, **options)
+
+
 def run(program: Program, a: Array, b: Array, **options: Any) -> Array:
     """Split both operands, multiply, return C."""
     (m, k), n = a.shape, len(b)
@@ -60,7 +67,7 @@ def run(program: Program, a: Array, b: Array, **options: Any) -> Array:
         source = memory.put(x)
         buffer = memory.empty((rows, blocks * 64), np.float16)
         arguments = [source, buffer, rows, k, blocks]
-        launch(program.ptx, program.kernels["split"].symbol, (2,), (64,), arguments, memory)
+        start(program, "split", 2, 64, arguments, memory)
         packed.append(buffer)
     room = -(-n // 4) * 4
     c = memory.empty((m, room), np.float32)
@@ -71,17 +78,9 @@ def run(program: Program, a: Array, b: Array, **options: Any) -> Array:
     maps.append(TensorMap("float32", c.address, (n, m), (room * 4,), (COLUMNS, 64)))
     row_tiles, column_tiles = -(-m // ROWS), -(-n // COLUMNS)
     grid = 2 * row_tiles * -(-column_tiles // 2)
-    launch(
-        program.ptx,
-        program.kernels["product"].symbol,
-        (grid,),
-        (384,),
-        [*map(encode_for_emulator, maps), row_tiles, blocks],
-        memory,
-        dynamic_shared_bytes=SHARED_BYTES,
-        registers=168,
-        **options,
-    )
+    arguments = [*map(encode_for_emulator, maps), row_tiles, blocks]
+    options = {"dynamic_shared_bytes": SHARED_BYTES, "registers": 168, **options}
+    start(program, "product", grid, 384, arguments, memory, **options)
     found = memory.get(c)
     assert np.isnan(found[:, n:]).all()
     return found[:, :n]
