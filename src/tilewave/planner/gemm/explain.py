@@ -40,7 +40,7 @@ def explain_plan(plan: GemmPlan, loop: str | None = None) -> str:
 
 def _choice(plan: GemmPlan) -> Iterator[str]:
     instance, cut, raster = plan.instance, plan.cut, plan.raster
-    yield f"{plan.problem} on {plan.device}: kernel {instance}, {plan.schedule}."
+    yield f"{plan.covers} on {plan.device}: kernel {instance}, {plan.schedule}."
     yield f"The kernel is there for {instance.reason}."
     groups = cut.tiles // max(1, raster.tiles_m * raster.tiles_n)
     batch = f" x {groups:,}" if groups > 1 else ""
@@ -50,15 +50,16 @@ def _choice(plan: GemmPlan) -> Iterator[str]:
         f"{cut.blocks:,} blocks of {instance.threads} threads deal with them, {plan.blocks_per_sm} at once "
         f"on each of {plan.sms} SMs: {plan.waves:,} {'wave' if plan.waves == 1 else 'waves'}."
     )
+    own = plan.partial_bytes + plan.ticket_bytes
     if not cut.walkers and cut.pieces > 1:
         yield (
             f"{cut.cut_tiles:,} tiles are cut along K into {cut.pieces} pieces, whose sums meet in a "
-            f"workspace of {plan.workspace_bytes:,} bytes and are added in order."
+            f"workspace of {own:,} bytes and are added in order."
         )
     elif plan.mode_workspace is not None:
         yield f"Operands are packed into a workspace of {plan.workspace_bytes:,} bytes first."
-    elif plan.workspace_bytes:
-        yield f"Sums of tiles that two blocks share meet in a workspace of {plan.workspace_bytes:,} bytes."
+    elif own:
+        yield f"Sums of tiles that two blocks share meet in a workspace of {own:,} bytes."
 
 
 _LIMITS = {

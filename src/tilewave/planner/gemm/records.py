@@ -139,7 +139,7 @@ class GemmPlan:
 
     def __str__(self) -> str:
         instance, estimate = self.instance, self.estimate
-        head = f"{self.problem} on {self.device} ({self.sms} SMs): "
+        head = f"{self.covers} on {self.device} ({self.sms} SMs): "
         if self.blocks == 0:
             return head + "nothing to compute, nothing is launched"
         rows, columns = self.raster.tiles_m, self.raster.tiles_n
