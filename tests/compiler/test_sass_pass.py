@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from tilewave.errors import EmulationError
 from tilewave.kernels import ship
 from tilewave.kernels.build import compile_instance
 from tilewave.kernels.instances import Instance
+from tilewave.kernels.new_loops import instance_refusal, outcome_for
 from tilewave.planner.schedules import DATA_PARALLEL, STREAM_K_WALK, split_k
 
 KINDS = ("normal", "integers", "special")
@@ -97,6 +99,46 @@ def test_every_instance(instance: Instance, rng: Generator) -> None:
     image = check_reemitted(instance)
     for kind in KINDS:
         check_bits(rng, instance, image, kind)
+
+
+@pytest.mark.long
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize(
+    "instance", [instance for instance in INSTANCES if instance_refusal(instance) is None], ids=str
+)
+def test_every_default_kernel_has_a_new_loop(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the library compiles them, for sm_90: the same code as for sm_90a, which the other tests run."""
+    monkeypatch.delenv(OFF_SWITCH, raising=False)
+    program, kernel = compile_instance(instance, "sm_90")
+    outcome = pass_outcome(program, kernel.symbol)
+    assert outcome.cubin is not None, outcome.reason
+    other = reemit(compiled(instance).program, kernel.symbol).cubin
+    assert other is not None
+    codes = [Cubin(image).function(kernel.symbol).code for image in (outcome.cubin, other)]
+    assert codes[0] == codes[1]
+
+
+@pytest.mark.long
+def test_a_wheel_brings_new_loops(rng: Generator, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An archive that `tilewave.kernels.ship` wrote has them, and the pass need not be run."""
+    narrow = next(one for one in INSTANCES if instance_refusal(one) is not None)
+    wide = next(one for one in some(rng, len(INSTANCES)) if instance_refusal(one) is None)
+    monkeypatch.delenv(OFF_SWITCH, raising=False)
+    monkeypatch.delenv("TILEWAVE_NVRTC", raising=False)
+    monkeypatch.setattr(ship, "every_kernel", lambda: (narrow, wide))
+    (path,) = ship.write_archives(tmp_path / "archives", ["sm_90"], jobs=1)
+    with zipfile.ZipFile(path) as archive:
+        assert len(archive.namelist()) == 3
+    monkeypatch.setenv("TILEWAVE_SHIPPED", str(path.parent))
+    monkeypatch.setenv("TILEWAVE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(register_pass, "made_outcome", None)
+    _forget(monkeypatch)
+    program, kernel = compile_instance(wide, "sm_90", machine_code_only=True)
+    assert program.ptx == ""
+    cubin = outcome_for(wide, program, kernel).cubin
+    assert cubin is not None
+    assert cubin != program.cubin
+    assert not (tmp_path / "cache").exists()
 
 
 def test_a_spoiled_loop_shows(rng: Generator) -> None:

@@ -131,6 +131,8 @@ def test_every_kernel_is_tested_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Non
             outcome.kernel, ("words",) if "128x128" in outcome.kernel else ()
         )
         assert outcome.findings == wanted
+    outcomes, left_out, _ = run_loops(SPEC, seed=7, gpu=gpu, most=4, **OPTIONS)
+    assert (len(outcomes), left_out) == (4, [])
     outcomes, left_out, _ = run_loops(SPEC, seed=7, gpu=gpu, budget=Budget(0), progress=Silent())
     assert outcomes == []
     assert len(left_out) == len(candidates(SPEC)) == 24

@@ -1,6 +1,6 @@
 """The selftest of the register-file pass: new loops beside the compiler's, bit for bit, on fresh data.
 
-On a GPU that the pass is for every such kernel is checked as when it is first loaded, whatever the cache
+On a GPU that the pass is for such kernels are checked as when they are first loaded, whatever the cache
 remembers. Without one, one of them runs in the interpreter of machine code, which also finds latencies and
 scoreboards that are not minded.
 """
@@ -41,9 +41,18 @@ def candidates(spec: DeviceSpec) -> list[Instance]:
 
 
 def run_loops(
-    spec: DeviceSpec, *, seed: int, gpu: Device | None, budget: Budget, progress: Progress
+    spec: DeviceSpec,
+    *,
+    seed: int,
+    gpu: Device | None,
+    budget: Budget,
+    progress: Progress,
+    most: int | None = None,
 ) -> tuple[list[LibraryOutcome], list[str], list[str]]:
-    """Compare new loops with the compiler's; also returns what time did not suffice for, and notes."""
+    """Compare new loops with the compiler's; also returns what time did not suffice for, and notes.
+
+    ``most``: so many kernels, drawn by the seed, instead of all that there are.
+    """
     if (reason := switched_off()) is not None:
         return [], [], [reason]
     if gpu is not None and (reason := architecture_refusal(choose_arch(spec.compute_capability).arch)):
@@ -53,7 +62,7 @@ def run_loops(
     if gpu is None:
         small = [one for one in instances if one.bm * one.bn <= _LARGEST_EMULATED]
         instances = [small[rng.integers(len(small))]] if small else []
-    order = [instances[i] for i in rng.permutation(len(instances))]
+    order = [instances[i] for i in rng.permutation(len(instances))[:most]]
     progress.start("testing new loops", len(order))
     outcomes, notes = [], []
     done = 0

@@ -1,0 +1,125 @@
+"""What new loops cost a user: the pass, the check on the GPU, and loading with the verdict known.
+
+    python benchmarks/new_loops.py --out benchmarks/results/new_loops_h200.json --budget 120
+
+Each kernel is loaded as a fresh process would load it, with an empty cache: first nothing is known, then the
+pass's outcome, then the verdict too. Without a GPU (or with --no-gpu) only the pass is timed. Exits with 1 if
+a new loop fails its check. JSON out; a table last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tilewave.bench.environment import Environment
+from tilewave.compiler import compiler_version, register_pass
+from tilewave.compiler.sass import reemit
+from tilewave.kernels.build import compile_instance
+from tilewave.kernels.families import large_tile
+from tilewave.kernels.instances import Instance
+from tilewave.kernels.new_loops import instance_refusal, outcome_for
+from tilewave.runtime.driver import Device, probe
+
+ARCH = "sm_90"
+
+
+def timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    """Seconds, and what came out."""
+    start = time.perf_counter()
+    found = work()
+    return time.perf_counter() - start, found
+
+
+def outcome_row(instance: Instance) -> dict[str, Any]:
+    """Seconds of the pass where nothing is kept, and of finding what was kept."""
+    program, kernel = compile_instance(instance, ARCH)
+    register_pass._outcomes.clear()
+    begun_cpu_s = time.process_time()
+    made_s, outcome = timed(lambda: outcome_for(instance, program, kernel))
+    cpu_s = time.process_time() - begun_cpu_s
+    register_pass._outcomes.clear()
+    kept_s, _ = timed(lambda: outcome_for(instance, program, kernel))
+    return {
+        "pass_s": made_s,
+        "pass_cpu_s": cpu_s,
+        "kept_pass_s": kept_s,
+        "reason": outcome.reason,
+        "summary": outcome.summary,
+    }
+
+
+def gpu_row(instance: Instance) -> dict[str, Any]:
+    """Seconds of loading a kernel without a verdict and with one; which loop it runs."""
+    from tilewave.runtime.kernels import gpu_state
+
+    state = gpu_state(0)
+    seconds = []
+    for _ in range(2):
+        state._kernels.pop(instance.name, None)
+        state._loops.pop(instance.name, None)
+        seconds.append(timed(lambda: state.kernel(instance, 0))[0])
+    loop = state.loop_of(instance.name)
+    assert loop is not None
+    return {"checked_load_s": seconds[0], "load_s": seconds[1], "new": loop.new, "why": loop.why}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--budget", type=float, default=120.0, help="seconds")
+    parser.add_argument("--no-gpu", action="store_true")
+    options = parser.parse_args()
+    started = time.monotonic()
+    gpu = None if options.no_gpu or not probe().usable else Device()
+    rows: dict[str, dict[str, Any]] = {}
+    programs = [one for one in large_tile.instances() if instance_refusal(one) is None]
+    for instance in programs:  # compiling is not what is timed
+        compile_instance(instance, ARCH)
+    compile_s = time.monotonic() - started
+    reemit(*_first(programs))  # nor are imports
+    with tempfile.TemporaryDirectory() as directory:
+        os.environ["TILEWAVE_CACHE_DIR"] = str(Path(directory) / "cache")
+        for instance in programs:
+            if time.monotonic() - started > options.budget:
+                print("budget spent")
+                break
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                rows[instance.name] = outcome_row(instance) | ({} if gpu is None else gpu_row(instance))
+            rows[instance.name]["warnings"] = [str(one.message) for one in caught]
+    record = {
+        "command": "python benchmarks/new_loops.py --out FILE --budget SECONDS",
+        "environment": Environment.capture(device=gpu, compiler=compiler_version()).to_json(),
+        "compile_s": compile_s,
+        "kernels": rows,
+    }
+    options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(f"{'':28} {'pass':>7} {'kept':>8} {'check+load':>11} {'load':>8}  loop")
+    for name, row in rows.items():
+        of_loads = [f"{row[key]:.4f}" if key in row else "-" for key in ("checked_load_s", "load_s")]
+        loop = row["reason"] or ("new" if row.get("new") else row.get("why", "not loaded"))
+        of_pass = f"{row['pass_s']:7.3f} {row['kept_pass_s']:8.4f}"
+        print(f"{name:28} {of_pass} {of_loads[0]:>11} {of_loads[1]:>8}  {loop}")
+    for key in ("pass_s", "pass_cpu_s", "kept_pass_s", "checked_load_s", "load_s"):
+        if values := [row[key] for row in rows.values() if key in row]:
+            print(f"{key}: median {statistics.median(values):.4f} s, most {max(values):.4f} s")
+    sys.exit(gpu is not None and not all(row["new"] for row in rows.values()))
+
+
+def _first(instances: list[Instance]) -> tuple[Any, str]:
+    program, kernel = compile_instance(instances[0], ARCH)
+    return program, kernel.symbol
+
+
+if __name__ == "__main__":
+    main()
