@@ -180,6 +180,17 @@ MISTAKES: list[tuple[Callable[[], Any], type[TilewaveError], str]] = [
     ),
     (lambda: tilewave.grouped_gemm([{"a": A, "x": B}]), UsageError, "^problem 0: gemm has no argument 'x'"),
     (lambda: tilewave.grouped_gemm([{"a": A}]), UsageError, "^problem 0: b is missing"),
+    (lambda: tilewave.grouped_gemm({"a": A, "b": B}), UsageError, "given as a dict; accepted is a list"),
+    (lambda: tilewave.grouped_gemm(None), UsageError, "given as a NoneType; accepted is a list"),
+    (lambda: tilewave.plan_grouped(5, device="H200"), UsageError, "given as a int; accepted is a list"),
+    (
+        lambda: tilewave.plan_grouped([(2**62, 2**62, 2**62)], device="H200"),
+        UsageError,
+        "more, or larger ones, than 64 bits can count",
+    ),
+    (lambda: tilewave.prepare(5), UsageError, "cannot prepare 5; accepted is a list"),
+    (lambda: tilewave.matmul(A, B, precision=A), UsageError, "precision is a ndarray; accepted is 'ieee'"),
+    (lambda: tilewave.gemm(A, B, precision=[1]), UsageError, "precision is a list; accepted is 'ieee'"),
     (lambda: tilewave.grouped_gemm([(A, B)], size=1), UsageError, "^problem 0: gemm has no argument 'size'"),
     (
         lambda: tilewave.grouped_gemm([{"a": A, "b": B, "alpha": 2}], alpha=1),

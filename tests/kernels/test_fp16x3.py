@@ -174,6 +174,7 @@ def test_what_the_split_cannot_hold_is_recomputed(rng: Generator) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("instance", fp16x3.MAIN_INSTANCES, ids=str)
 @pytest.mark.parametrize("case", range(4))
 def test_any_product(case: int, instance: Instance, rng: Generator) -> None:
@@ -198,6 +199,7 @@ def test_any_product(case: int, instance: Instance, rng: Generator) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_data_of_every_kind(kind: str, rng: Generator) -> None:
     m, n, k = (int(size) for size in rng.integers(1, (150, 140, 200)))

@@ -147,6 +147,13 @@ def test_fewer_sms_take_longer_and_no_more_blocks(rng: Generator) -> None:
     assert times == sorted(times, reverse=True)
 
 
+def test_the_account_tells_when_products_had_better_go_alone() -> None:
+    (few,) = tilewave.plan_grouped([(4096, 4096, 4096)] * 3, device="H200")
+    (many,) = tilewave.plan_grouped([(64, 64, 64)] * 500, device="H200")
+    assert "One by one" in tilewave.explain(few)
+    assert "One by one" not in tilewave.explain(many)
+
+
 def test_sizes_of_the_front_door() -> None:
     (plan,) = tilewave.plan_grouped([(300, 400, 500), (0, 5, 5), (7, 8, 0)], device="H200", max_sms=5)
     assert [one.k for one in plan.problems] == [500, 0]
@@ -161,6 +168,14 @@ def test_sizes_of_the_front_door() -> None:
             tilewave.plan_grouped([(1, 2, 3), sizes], device="H200")
     with pytest.raises(UsageError, match="sizes are planned with schedule"):
         tilewave.plan_grouped([(1, 2, 3)], device="H200", alpha=2.0)
+
+
+def test_integers_of_numpy_are_integers() -> None:
+    options = PlanOptions(max_sms=np.int64(7), workspace_limit=np.int32(100))  # type: ignore[arg-type]
+    assert options == PlanOptions(max_sms=7, workspace_limit=100)
+    assert type(options.max_sms) is int
+    with pytest.raises(UsageError, match="max_sms must be an integer"):
+        PlanOptions(max_sms=np.float64(7))  # type: ignore[arg-type]
 
 
 def test_arrays_of_the_front_door(rng: Generator) -> None:
