@@ -116,6 +116,15 @@ def steps() -> list[Step]:
             *("probe", "all", "--profile"),
             pages=[("benchmarks/probe_report.py",), article],
         ),
+        Step(
+            "torch-overhead",
+            (
+                "benchmarks/torch_overhead.py",
+                *["--json", "{out}/torch_overhead_h200.json", "--budget", "{seconds}"],
+            ),
+            90,
+            "torch_overhead_h200.json",
+        ),
         script("fp16x3_bits", "fp16x3_bits_h200.json", 120),
         tilewave(
             "accuracy",

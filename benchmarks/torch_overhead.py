@@ -6,14 +6,16 @@
 Products of 64 x 64 x 64, so that the host's time is all there is, by wall clock, in turn with PyTorch's own
 in one process, in rounds too short to fill the stream's queue; medians. Compiled code is held against the
 same code with PyTorch's operators, compiled the same way; ``graphs`` counts the pieces that torch.compile
-made, of which 1 means no graph break. With ``--stand-in`` the driver does nothing, tensors are of the CPU and
-pretend to be on a GPU (see host_time.py), and what is compiled is left out: what is left is tilewave's own
-work, which compares with itself only. Prints a table and writes JSON.
+made, of which 1 means no graph break. A step of examples/torch_training.py is timed without and with its
+line, under PyTorch's own switches (no TF32). With ``--stand-in`` the driver does nothing, tensors are of the
+CPU and pretend to be on a GPU (see host_time.py), and compiling and training are left out: what is left is
+tilewave's own work, which compares with itself only. Prints a table and writes JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -95,16 +97,29 @@ def graphs() -> int:
     return len(seen)
 
 
-def medians(
-    calls: dict[str, Call], wait: Call, clock: Callable[[], float], budget: float
-) -> dict[str, float]:
-    """Microseconds a call, over interleaved rounds of all."""
+def training() -> dict[str, Any]:
+    """Milliseconds of a step of examples/torch_training.py before and after its line, and the loss curves."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+    import torch_training
+
+    import tilewave
+
+    sizes = (4096, 8192, 30)
+    blocks = {"before": contextlib.nullcontext(), "after": tilewave.torch.override()}
+    runs = {name: torch_training.train(*sizes, "cuda", block) for name, block in blocks.items()}
+    found: dict[str, Any] = {"width": sizes[0], "batch": sizes[1]}
+    for name, (losses, seconds) in runs.items():
+        found |= {f"{name}_ms": 1e3 * seconds, f"{name}_losses": losses}
+    return found
+
+
+def medians(calls: dict[str, Call], wait: Call, clock: Callable[[], float], until: float) -> dict[str, float]:
+    """Microseconds a call, over interleaved rounds of all, until the clock on the wall says ``until``."""
     for call in calls.values():
         for _ in range(20):
             call()
     wait()
     rounds: dict[str, list[float]] = {name: [] for name in calls}
-    until = time.monotonic() + budget
     while time.monotonic() < until or min(map(len, rounds.values())) < 5:
         for name, call in calls.items():
             begin = clock()
@@ -116,7 +131,8 @@ def medians(
 
 
 def child(stand_in: bool, budget: float) -> dict[str, Any]:
-    """All readings of one process."""
+    """All readings of one process, which take about ``budget`` seconds."""
+    until = time.monotonic() + budget
     import torch
 
     if stand_in:
@@ -134,8 +150,9 @@ def child(stand_in: bool, budget: float) -> dict[str, Any]:
     calls |= {f"torch: {name}": theirs for name, (_, theirs) in found.items() if theirs is not None}
     clock = time.thread_time if stand_in else time.perf_counter
     wait: Call = (lambda: None) if stand_in else torch.cuda.synchronize
-    times = medians(calls, wait, clock, budget)
-    record: dict[str, Any] = {"torch": torch.__version__, "microseconds": times}
+    steps = {} if stand_in else {"training": training()}  # first, so that the rest has what time is left
+    times = medians(calls, wait, clock, until)
+    record: dict[str, Any] = {"torch": torch.__version__, "microseconds": times, **steps}
     if not stand_in:
         record["gpu"] = torch.cuda.get_device_name()
         record["graphs"] = graphs()
@@ -153,6 +170,13 @@ def table(record: dict[str, Any]) -> str:
             theirs = f"{times[f'torch: {name}']:10.1f}{ratios[name]:8.2f}" if name in ratios else 18 * " "
             target = f"{TARGETS[name]:8.1f}" if name in TARGETS and name in ratios else ""
             lines.append(f"{name:30}{ours:10.1f}{theirs}{target}")
+    if "training" in record:
+        one = record["training"]
+        speed = one["before_ms"] / one["after_ms"]
+        lines.append(
+            f"training step, width {one['width']}, batch {one['batch']}: {one['before_ms']:.2f} ms before, "
+            f"{one['after_ms']:.2f} ms after the line, {speed:.3f} times as fast"
+        )
     if "graphs" in record:
         lines.append(f"graphs made of one function: {record['graphs']} (1: no graph break)")
     return "\n".join(lines)
@@ -163,7 +187,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--budget", type=float, default=30.0, help="seconds of measuring, after compiling")
+    parser.add_argument("--budget", type=float, default=90.0, help="seconds for all of it")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--stand-in", action="store_true")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)

@@ -98,7 +98,6 @@ def test_torch_func(path: str, rng: Rng, name: str) -> None:
     x = x.contiguous()
     got = FUNCTIONS[name](squared(tilewave.gemm, torch.float32))(x)
     expected = FUNCTIONS[name](squared(reference, torch.float64))(x.double())
-    assert expected.any() or not reference(x, w, bias=bias, transpose_b=True, alpha=2.0).relu().any()
     assert torch.equal(got.double(), expected)
 
 
@@ -158,7 +157,7 @@ def test_gradients_of_fake_tensors(rng: Rng) -> None:
 
 def test_sample_layouts_differ(rng: Rng) -> None:
     """What the tests above take for granted of their inputs."""
-    strides = {integers(rng, (3, 4)).stride() for _ in range(60)}
+    strides = {integers(rng, (3, 4)).stride() for _ in range(250)}
     assert strides == {(4, 1), (1, 3), (6, 1)}
     leaf = Sample((3, 4), (4, 5)).tensors(rng)["a"]
     assert leaf.is_leaf
