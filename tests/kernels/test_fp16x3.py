@@ -49,7 +49,7 @@ def draw(rng: Generator, kind: str, shape: tuple[int, ...]) -> Floats:
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_packed_operands_are_the_models(order: str, rng: Generator) -> None:
-    for kind in map(str, rng.permutation(KINDS)[:3]):
+    for kind in map(str, rng.permutation(KINDS)[:2]):
         batch = tuple(map(int, rng.integers(1, 3, rng.integers(3))))
         rows, k = int(rng.integers(1, 70)), int(rng.integers(1, 600))
         check_packed(draw(rng, kind, (*batch, rows, k)), order, int(rng.integers(4)))
