@@ -182,7 +182,9 @@ class _Worst:
         if not self.cancelled or relative[place] > self.relative:
             terms = np.abs(a[place[0]].astype(np.float64)) @ np.abs(b[:, place[1]].astype(np.float64))
             self.relative, self.cancelled = float(relative[place]), _moved(place, origin)
-            self.cancellation = float(terms / abs(exact[place])) if exact[place] else 1.0
+            self.cancellation = (
+                float(terms / abs(exact[place])) if exact[place] and np.isfinite(exact[place]) else 1.0
+            )
 
 
 def _moved(place: tuple[Any, ...], origin: tuple[int, ...]) -> tuple[int, ...]:

@@ -92,6 +92,22 @@ def test_what_cannot_be_checked(rng: Rng, monkeypatch: pytest.MonkeyPatch) -> No
         tilewave.check(a, InterfaceArray(a), a)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_results_that_are_no_numbers_are_checked_in_silence(rng: Rng, value: float) -> None:
+    a = rng.standard_normal((3, 3), dtype=F)
+    a[1, 1] = value
+    with np.errstate(all="ignore"):
+        c = a @ a
+    found = tilewave.check(a, a, c)  # a warning would be an error
+    assert found.rounding
+    assert np.isfinite(found.cancellation)
+    c[1] = 0
+    assert not tilewave.check(a, a, c).rounding
+    largest = np.full((2, 2), np.finfo(F).max, F)
+    assert tilewave.check(largest, largest, np.full((2, 2), np.inf, F)).rounding
+    assert not tilewave.check(largest, largest, np.full((2, 2), -np.inf, F)).rounding
+
+
 def test_every_mode_is_held_to_its_own_bound(rng: Rng) -> None:
     a, b = rng.standard_normal((30, 200), F), rng.standard_normal((200, 20), F)
     low = tf32.multiply(a, b)

@@ -108,10 +108,16 @@ INF, NAN, MAX = float("inf"), float("nan"), float(np.finfo(F32).max)
         ([NAN, 1], [0, 1], [NAN], [1, 0, INF]),
         ([1, 1], [1, 1], [2], [NAN, INF, -INF, 2.1]),
         # The exact result is beyond float32.
-        ([MAX, MAX], [1, 1], [INF], [MAX, 0]),
-        ([MAX, MAX], [-1, -1], [-INF], [-MAX]),
+        ([MAX, MAX], [1, 1], [INF], [MAX, 0, -INF, NAN]),
+        ([MAX, MAX], [-1, -1], [-INF], [-MAX, INF, NAN]),
+        ([MAX], [MAX], [INF], [MAX, -INF, NAN]),
         # It is not, but in one of the orders a partial sum is.
         ([MAX, MAX, -MAX], [1, 1, 1], [INF, MAX], [0, -MAX]),
+        ([MAX, MAX / 4, -MAX / 2], [1, 1, 1], [INF, 0.75 * MAX], [0, -MAX, -INF, NAN]),
+        ([-MAX, -MAX / 4, MAX / 2], [1, 1, 1], [-INF, -0.75 * MAX], [0, MAX, INF, NAN]),
+        ([MAX, MAX, -MAX, -MAX], [1, 1, 1, 1], [INF, -INF, NAN, 0], []),
+        # The negative terms alone stay in range, and there is nothing that could become NaN.
+        ([MAX, MAX, -1], [1, 1, 1], [INF], [-INF, NAN]),
         # The largest number itself does not overflow.
         ([MAX / 2, 1], [1, 1], [MAX / 2], [INF, NAN]),
     ],

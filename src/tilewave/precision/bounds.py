@@ -55,8 +55,9 @@ def error_in_bounds(
 
     The reference is computed in float64. `rows` picks rows of `c` and `a` (indices), for products too large
     to check in full. Infinity is returned for an element that is wrong in kind: NaN or Inf where the
-    reference is finite, or the reverse, or an Inf of the wrong sign. Where sum |a||b| reaches the float32
-    range, some order of the sum may overflow: there, a non-finite element is accepted.
+    reference is finite, or the reverse, or an Inf of the wrong sign. Where the positive terms of a sum reach
+    the float32 range, some order of it may overflow, and Inf is accepted; likewise -Inf where the negative
+    ones do, and NaN where both do.
     """
     result, x, y = product_in_float64(c, a, b)
     if rows is not None:
@@ -118,12 +119,27 @@ def ratios_to(limit: Float64, c: Float32, x: Float64, y: Float64) -> Float64:
     """The error of every element of ``c``, for x @ y, in units of ``limit``; infinite if wrong in kind."""
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         reference = np.matmul(x, y)
-        magnitude = np.matmul(np.abs(x), np.abs(y))
         error = np.abs(c.astype(np.float64) - reference)
         ratio = np.where(error == 0, 0.0, error / limit)
     known = np.isfinite(reference)
-    may_overflow = known & (magnitude + limit >= _FLOAT32_OVERFLOW)
-    finite = np.isfinite(c)
     same_kind = (np.isnan(c) & np.isnan(reference)) | (c == reference)
     ratio = np.where(known, ratio, np.where(same_kind, 0.0, np.inf))
-    return np.where(known & ~finite, np.where(may_overflow, 0.0, np.inf), ratio)
+    strange = known & ~np.isfinite(c)
+    if strange.any():
+        ratio = np.where(strange, np.where(_may_overflow_to(c, limit, x, y), 0.0, np.inf), ratio)
+    return ratio
+
+
+def _may_overflow_to(c: Float32, limit: Float64, x: Float64, y: Float64) -> npt.NDArray[np.bool_]:
+    """Whether x @ y, a finite product, may become Inf, -Inf or NaN, whichever ``c`` is, in some order.
+
+    Partial sums lie between the sum of the negative terms and that of the positive ones.
+    """
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        above, below = (np.maximum(x, 0), np.maximum(y, 0)), (np.minimum(x, 0), np.minimum(y, 0))
+        positive = above[0] @ above[1] + below[0] @ below[1]
+        negative = -(above[0] @ below[1]) - below[0] @ above[1]
+        least = _FLOAT32_OVERFLOW / (1 + limit / (positive + negative))
+        up, down = positive >= least, negative >= least
+    accepted: npt.NDArray[np.bool_] = np.where(np.isnan(c), up & down, np.where(c > 0, up, down))
+    return accepted
