@@ -325,6 +325,19 @@ def test_who_reads_too_early_finds_poison(rng: Generator) -> None:
     assert found[:4].view(np.uint32)[0] == 0x7FFF7FFF
 
 
+def test_a_tensor_map_in_global_memory(rng: Generator) -> None:
+    memory = Memory()
+    tensor = one_box(rng, memory)
+    encoded = memory.put(np.frombuffer(encode_for_emulator(tensor), np.uint8))
+    body = MAKE + "mov.u64 %d8, %d1; prefetch.tensormap [%d8];" + load(2, (0, 8), BOX) + WAIT + DUMP
+    assert np.array_equal(
+        launch(body, None, memory, encoded.address)[:BOX],
+        launch(MAKE + load(2, (0, 8), BOX) + WAIT + DUMP, tensor, memory)[:BOX],
+    )
+    with pytest.raises(MemoryFault, match="outside every buffer"):
+        launch(body, None, memory, encoded.address + 64)
+
+
 def test_a_fault_in_global_memory_names_the_copy(rng: Generator) -> None:
     memory = Memory()
     buffer = memory.put(np.zeros((16, 64), np.float16), name="A")

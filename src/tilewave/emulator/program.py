@@ -148,8 +148,8 @@ def is_asynchronous(instruction: Instruction) -> bool:
     """Whether an instruction needs warps that run independently, or a cluster."""
     opcode, modifiers = instruction.opcode, instruction.modifiers
     if opcode in ("bar", "barrier"):
-        number = instruction.operands[0] if instruction.operands else None
-        return bool({"arrive", "cluster"} & set(modifiers)) or isinstance(number, Register)
+        computed = any(isinstance(operand, Register) for operand in instruction.operands)
+        return bool({"arrive", "cluster"} & set(modifiers)) or (computed and "warp" not in modifiers)
     return opcode in _ASYNCHRONOUS or (opcode == "cp" and "bulk" in modifiers)
 
 

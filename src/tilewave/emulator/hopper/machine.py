@@ -34,6 +34,7 @@ WARPS_PER_GROUP = 4
 _GROUP = 128
 _NOWHERE = 1 << 40
 _PATIENCE = 64  # times that all may poll in vain before it is a deadlock
+_DETOURS = 1 / 16  # of the steps, in which lanes of a warp may overtake others of the same warp
 _RUNNING, _SPINNING, _BLOCKED, _ENDED = range(4)
 
 
@@ -154,18 +155,21 @@ class HopperMachine(Machine):
             most = np.maximum.reduceat(alive, self._group_starts)
             together = (least == most)[self._group_of_warp]
             ready &= ~collective | together
-        converge = program.convergent[np.where(ready, low, 0)] & ready
+        # Lanes that a warp-wide instruction names may still be on their way.
+        converge = program.convergent[np.where(low < _NOWHERE, low, 0)] & ready
+        unmet = np.zeros_like(ready)
         if converge.any():
-            # Lanes that a warp-wide instruction names may still be on their way: others first.
-            waiting = np.where(
-                self._state == _ENDED, -1, np.where(self._state == _RUNNING, self._pc, _NOWHERE)
-            )
-            complete = np.maximum.reduceat(waiting, self._warp_starts) == low
-            if (ready & (~converge | complete)).any():
-                ready &= ~converge | complete
-        if not ready.any():
-            return None
+            alive = np.where(self._state == _ENDED, -1, places)
+            unmet = converge & (np.maximum.reduceat(alive, self._warp_starts) != low)
+            ready &= ~unmet
         choices = np.flatnonzero(ready)
+        if (detour := self._detour(places, low, choices)) is not None:
+            return detour
+        if not len(choices):
+            ready = unmet
+            choices = np.flatnonzero(ready)
+            if not len(choices):
+                return None
         warp = int(choices[self.rng.integers(len(choices))])
         index = int(low[warp])
         members = ready & (low == index)
@@ -179,6 +183,23 @@ class HopperMachine(Machine):
             members = _stretch(members, warp)
         ids = np.flatnonzero((places == index) & members[self._warp_of])
         return index, ids
+
+    def _detour(self, places: Ids, low: Ids, ready: Ids) -> tuple[int, Ids] | None:
+        """Lanes of a diverged warp that are further on than those whose turn it would be.
+
+        Those behind may wait for them at an instruction for all, or poll for what they do.
+        """
+        if len(ready) and self.rng.random() >= _DETOURS:
+            return None
+        high = np.maximum.reduceat(np.where(places < _NOWHERE, places, -1), self._warp_starts)
+        for warp in self.rng.permutation(np.flatnonzero(high > low)).tolist():
+            lanes = np.flatnonzero((self._warp_of == warp) & (places < _NOWHERE))
+            found = np.unique(places[lanes])[1:]
+            found = found[~(self.program.collective | self.program.convergent)[found]]
+            if len(found):
+                index = int(found[self.rng.integers(len(found))])
+                return index, lanes[places[lanes] == index]
+        return None
 
     def _execute(self, block: BasicBlock, ids: Ids) -> None:
         index = block.index
