@@ -8,7 +8,7 @@ process, by wall clock in rounds too short to fill the stream's queue. With ``--
 `stand_in_driver.c`, which does nothing, tensors are of the CPU and pretend to be on a GPU, and the clock is
 the CPU's time for the process: what is left is the host work of Python, its allocation on a CPU, and nothing
 of the driver's, so the figures compare with one another and with nothing else. The long way is the same call
-with nothing kept. Prints a table and writes JSON.
+with nothing kept. Prints a table and writes JSON; ``--render`` writes the stand-in's into docs/host-time.md.
 """
 
 from __future__ import annotations
@@ -32,6 +32,10 @@ CALLS = 200
 PROCESSES = 5
 HERE = Path(__file__)
 DRIVER = HERE.with_name("stand_in_driver.c")
+
+PAGE = HERE.parents[1] / "docs" / "host-time.md"
+RECORD = HERE.parent / "results" / "host_time_stand_in.json"
+BEGIN, END = "<!-- stand-in -->\n", "<!-- end of stand-in -->"
 
 Call = Callable[[], Any]
 
@@ -137,7 +141,7 @@ def microseconds(
                 call()
             rounds[name].append(1e6 * (clock() - begin) / CALLS)
             wait()
-    return {name: statistics.median(times) for name, times in rounds.items()}
+    return {name: round(statistics.median(times), 2) for name, times in rounds.items()}
 
 
 def measure(library: str, budget: float, stand_in: bool, environment: dict[str, str]) -> dict[str, Any]:
@@ -153,7 +157,7 @@ def measure(library: str, budget: float, stand_in: bool, environment: dict[str, 
     run("--first")  # fills the cache of compiled kernels
     firsts = [run("--first") for _ in range(PROCESSES)]
     found: dict[str, Any] = {
-        f"{name}_ms": statistics.median(first[name] for first in firsts) for name in firsts[0]
+        f"{name}_ms": round(statistics.median(first[name] for first in firsts), 1) for name in firsts[0]
     }
     return found | {"calls_us": run("--budget", str(budget))}
 
@@ -174,6 +178,26 @@ def child(options: argparse.Namespace) -> dict[str, float]:
     return microseconds(calls, wait, clock, time.monotonic() + options.budget)
 
 
+def table(record: dict[str, Any]) -> str:
+    """A record as the rows of a table of Markdown."""
+    lines = [f"On {record['cpu']}, Python {record['python']}:", ""]
+    for name, found in record["libraries"].items():
+        theirs = found["calls_us"].get(f"{name}.matmul")
+        share = "" if theirs is None else f" share of {name}.matmul |"
+        lines += [f"| with {name} | time |{share}", "|---|---:|" + ("---:|" if share else "")]
+        for call, ms in (("import tilewave", "import_ms"), ("first call", "first_call_ms")):
+            lines.append(f"| {call} | {found[ms]} ms |" + (" |" if share else ""))
+        for call, us in found["calls_us"].items():
+            lines.append(f"| {call} | {us} us |" + (f" {us / theirs:.2f} |" if theirs else ""))
+    return "\n".join(lines) + "\n"
+
+
+def rendered(page: str, record: dict[str, Any]) -> str:
+    """The page with the table between its marks made from a record."""
+    before, _, rest = page.partition(BEGIN)
+    return before + BEGIN + table(record) + END + rest.partition(END)[2]
+
+
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(
@@ -182,11 +206,15 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=20.0, help="seconds of measuring for each library")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--stand-in", action="store_true")
+    parser.add_argument("--render", action="store_true", help="only write docs/host-time.md anew")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--first", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         print(json.dumps(child(options)))
+        return
+    if options.render:
+        PAGE.write_text(rendered(PAGE.read_text(), json.loads(RECORD.read_text())))
         return
     environment = dict(os.environ)
     record: dict[str, Any] = {
