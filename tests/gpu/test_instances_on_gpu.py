@@ -92,7 +92,8 @@ def test_bits_are_the_emulators(
 ) -> None:
     for schedule in schedules(instance, rng):
         product = draw(rng, instance, cut=schedule is not DATA_PARALLEL)
-        plan = plan_of(instance, product.problem, schedule, SMS)
+        waves = schedule is STREAM_K_WALK and bool(rng.integers(2))
+        plan = plan_of(instance, product.problem, schedule, SMS, whole_waves=waves)
         placed = PlacedOnGpu(product, device)
         placed.launch(plan, stream.handle)
         stream.synchronize()
@@ -100,7 +101,7 @@ def test_bits_are_the_emulators(
         placed.launch(plan, stream.handle)
         stream.synchronize()
         second = placed.fetch()
-        run_in_emulator(product, instance, schedule, sms=SMS)
+        run_in_emulator(product, instance, schedule, sms=SMS, whole_waves=waves)
         for name, result in first.items():
             assert same_bits(result, second[name]), f"{instance} {schedule}: other bits when launched again"
             assert same_bits(result, product.operands[name]), (
