@@ -162,9 +162,11 @@ def collect(
 
 def check_precision(precision: Precision | str) -> Precision:
     """The mode of this name; the modes to come raise ``NotBuiltError``, anything else ``UsageError``."""
+    accepted = "accepted is 'ieee', and by name only 'fp16x3' and 'tf32'"
+    if not isinstance(precision, str):  # what is no name may not even be comparable with one
+        raise UsageError(f"precision is a {type(precision).__name__}; {accepted}")
     if precision == Precision.IEEE:
         return Precision.IEEE
-    accepted = "accepted is 'ieee', and by name only 'fp16x3' and 'tf32'"
     if precision in PLANNED_PRECISIONS:
         raise NotBuiltError(f"precision {precision!r} is not built yet; {accepted}")
     try:

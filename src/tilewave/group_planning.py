@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from numbers import Integral
 from typing import Any
 
-from tilewave.api import collect_members
+from tilewave.api import collect_members, listed
 from tilewave.arrays import ArrayView
 from tilewave.call import GemmCall
 from tilewave.device import DeviceSpec
@@ -36,7 +36,7 @@ def plan_grouped(
 
     Raises as `grouped_gemm` does, and ``UsageError`` where no GPU is named or found.
     """
-    given = list(problems)
+    given = list(listed(problems, "problems of a group"))
     if given and all(map(_is_sizes, given)):
         groups = [_of_sizes(given, common)]
     else:

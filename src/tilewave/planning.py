@@ -195,6 +195,8 @@ def prepare(
     Raises ``UsageError`` for other problems, and ``DeviceError`` or ``ToolchainError`` without a usable GPU.
     """
     plans: list[GemmPlan | GroupPlan] = []
+    if not isinstance(problems, Iterable):
+        raise UsageError(f"cannot prepare {_named(problems)}; accepted is a list of plans and sizes")
     for problem in problems:
         if isinstance(problem, GemmPlan | GroupPlan):
             plans.append(problem)

@@ -6,10 +6,11 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from tilewave.errors import UsageError
 from tilewave.kernels.arguments import GEMM_ARGS_BYTES, Pointers, pack_arguments
 from tilewave.kernels.families import grouped
 from tilewave.kernels.instances import Instance
-from tilewave.planner.schedules import Decomposition, Raster
+from tilewave.planner.schedules import INT64_MAX, Decomposition, Raster
 from tilewave.problem import GemmProblem
 
 _ENTRY = struct.Struct("<q4i2f6q3q")
@@ -88,11 +89,16 @@ def lay_out(
         places.append((place, first, form, count, slot if count > 1 else 0, band, m, n, k))
         first += items
         slot += items if count > 1 else 0
-    packed = b"".join(
-        pack_arguments(problem, _NO_CUT, _NO_RASTER, Pointers(0, 0, 0), depth=instance.bk)
-        + bits.to_bytes(_WORD, "little")
-        for problem, bits in forms
-    )
+    if max(first, *(max(one.m, one.n, one.k) for one in distinct)) > INT64_MAX:
+        raise UsageError(f"a group of {first:,} tiles has more, or larger ones, than 64 bits can count")
+    try:
+        packed = b"".join(
+            pack_arguments(problem, _NO_CUT, _NO_RASTER, Pointers(0, 0, 0), depth=instance.bk)
+            + bits.to_bytes(_WORD, "little")
+            for problem, bits in forms
+        )
+    except struct.error:
+        raise UsageError("an operand of the group has strides of more bytes than 64 bits can count") from None
     return GroupTable(tuple(places), packed, first, slot)
 
 

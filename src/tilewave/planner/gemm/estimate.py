@@ -311,7 +311,7 @@ class Weigher:
         return self.slices * self._busy + pieces * self._tile
 
     def alone(self, pieces: int = 1) -> float:
-        """What a tile takes from its first slice on where no other block shares the SM; of a cut one, a piece."""
+        """What a tile, or a piece of one, takes where no other block shares the SM."""
         return -(-self.slices // pieces) * (self._slice + self._waits) + self._tile
 
     def least(self) -> float:

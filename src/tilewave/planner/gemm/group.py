@@ -1,9 +1,10 @@
 """Many products in one launch: the choice of one tile for all of them, and of the tiles to cut along K.
 
 A grouped kernel deals with any layouts, so that one launch always suffices; what is chosen is its tile. The
-estimate is that of single products (`estimate.py`), summed: SMs share all tiles evenly, but none is done
-before the longest chain of slices is. Where that chain is what counts, the products with the longest ones
-are cut along K. A product that is not cut has the bits that `gemm` gives it with ``batch_invariant``.
+estimate is that of single products (`estimate.py`), summed, with the factors of the kernels that have the
+same loop: SMs share all tiles evenly, but none is done before the longest chain of slices is. Where that
+chain is what counts, the products with the longest ones are cut along K. A product that is not cut has the
+bits that `gemm` gives it with ``batch_invariant``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 from tilewave.device.spec import DeviceSpec
 from tilewave.errors import UsageError
-from tilewave.kernels.families import grouped
+from tilewave.kernels.families import grouped, small_tile
 from tilewave.kernels.group_table import (
     ENTRY_BYTES,
     FORM_BYTES,
@@ -27,7 +28,7 @@ from tilewave.kernels.group_table import (
     table_bytes,
     table_launches,
 )
-from tilewave.kernels.instances import Instance
+from tilewave.kernels.instances import Access, Instance
 from tilewave.planner.gemm.candidates import MAX_BLOCKS
 from tilewave.planner.gemm.costs import GemmCosts, costs_for
 from tilewave.planner.gemm.estimate import LEAST_SLICES, InstanceModel, Rates, Traffic, Weigher
@@ -392,9 +393,20 @@ class GroupPlanner:
         model = self._models.get((instance.name, bits))
         if model is None:
             a, b = grouped.accesses(bits)
-            model = InstanceModel.of(replace(instance, a=a, b=b), self.spec, self.costs)
+            model = InstanceModel.of(replace(instance, a=a, b=b), self.spec, self._costs_of(instance, a, b))
             self._models[instance.name, bits] = model
         return model
+
+    def _costs_of(self, instance: Instance, a: Access, b: Access) -> GemmCosts:
+        """The constants; for a kernel that nobody measured with the factors of one with the same loop."""
+        if instance.name in self.costs.factors:
+            return self.costs
+        kin = next(one.name for one in small_tile.instances() if one.sequential and (one.a, one.b) == (a, b))
+        return replace(
+            self.costs,
+            factors={instance.name: self.costs.factors.get(kin, 1.0)},
+            tile_factors={instance.name: self.costs.tile_factors.get(kin, 1.0)},
+        )
 
 
 def _pieces(weigher: Weigher, chain: float, forced: int | None, kind: ScheduleKind | None) -> int:

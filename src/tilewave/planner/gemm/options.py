@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from numbers import Integral
 
 from tilewave.errors import UsageError
 from tilewave.planner.schedules import PIECE_BOUNDS, Schedule, ScheduleKind
@@ -48,8 +49,9 @@ class PlanOptions:
             value = getattr(self, name)
             if name == "max_sms" and value is None:
                 continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
                 raise UsageError(f"{name} must be an integer of at least {least}, not {value!r}")
+            object.__setattr__(self, name, int(value))  # NumPy's integers become Python's
         kind = self.wanted[0]
         if self.batch_invariant and kind not in (None, ScheduleKind.DATA_PARALLEL):
             raise UsageError(
