@@ -44,8 +44,8 @@ class Instance:
     block share a slice and are summed in order. ``sequential``: an uncut tile's sum is one chain of fused
     multiply-adds in the order of k, from 0, so that all such instances give the same bits. ``cuttable``: a
     tile may be cut along K; ``keeps_own``: the block that completes a cut tile with its first piece adds the
-    others' to the sums that it holds. ``a`` and ``b`` are None where the kernel reads any layout. ``reason`` says what
-    the instance is there for.
+    others' to the sums that it holds. ``a`` and ``b`` are None where the kernel reads any layout. ``reason``
+    says what the instance is there for.
     """
 
     name: str
