@@ -227,9 +227,9 @@ def collect_members(
 
 def _arguments(problem: Any, common: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of gemm for one problem of a group."""
-    if isinstance(problem, Mapping):
+    if isinstance(problem, dict | Mapping):
         own = dict(problem)
-    elif isinstance(problem, Sequence) and len(problem) in (2, 3):
+    elif isinstance(problem, tuple | Sequence) and len(problem) in (2, 3):
         own = dict(zip(("a", "b", "c"), problem, strict=False))
     else:
         raise UsageError(
@@ -268,12 +268,12 @@ def _collected(
 ) -> tuple[GemmCall, PlanOptions, Any]:
     """A checked call, its options, and the caller's workspace memory if any."""
     limits: dict[str, Any] = {}
-    if isinstance(workspace, bool) or (isinstance(workspace, Integral) and int(workspace) < 0):
-        raise UsageError(
-            f"workspace is {workspace!r}; accepted are memory on the GPU of the operands, or the most bytes "
-            "that may be used, at least 0"
-        )
-    if isinstance(workspace, Integral):
+    if workspace is not None and isinstance(workspace, bool | Integral):
+        if isinstance(workspace, bool) or int(workspace) < 0:
+            raise UsageError(
+                f"workspace is {workspace!r}; accepted are memory on the GPU of the operands, or the most "
+                "bytes that may be used, at least 0"
+            )
         limits["workspace_limit"] = int(workspace)
         workspace = None
     options = PlanOptions(schedule, deterministic, batch_invariant, max_sms, **limits)
