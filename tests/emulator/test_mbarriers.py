@@ -226,3 +226,39 @@ DONE: st.global.u32 [%d0], %r8;
 END:
     """
     assert launch(body)[0] == 3
+
+
+COPY = """
+    {make} shl.b32 %r3, %r0, 2; add.u32 %r4, %r2, %r3; cvt.u64.u32 %d1, %r3; add.s64 %d1, %d0, %d1;
+    cp.async.ca.shared.global [%r4], [%d1], 4; {arrive}
+    {wait}
+    xor.b32 %r5, %r3, 128; add.u32 %r5, %r5, %r2;
+    ld.shared.u32 %r6, [%r5]; add.u32 %r6, %r6, %r0; st.global.u32 [%d1], %r6;
+"""
+ARRIVALS = {
+    "counted": ("64", "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%r1];"),
+    "not counted": (
+        "64",
+        "cp.async.mbarrier.arrive.shared.b64 [%r1]; mbarrier.arrive.shared.b64 _, [%r1];",
+    ),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"order": 1}, {"order": 2, "detect_races": True}])
+@pytest.mark.parametrize("name", ARRIVALS)
+def test_arrivals_when_copies_have_landed(name: str, options: dict[str, Any]) -> None:
+    """Each warp waits for the copies of both and takes what the other's has brought."""
+    count, arrive = ARRIVALS[name]
+    body = COPY.format(make=MAKE.format(count=count), arrive=arrive, wait=wait(1, "%r1", "0"))
+    assert launch(body, **options)[:64].tolist() == [0xDEAD + i for i in range(64)]
+
+
+def test_faults_of_arrivals_after_copies() -> None:
+    arrive = ARRIVALS["counted"][1]
+    missing = COPY.format(make=MAKE.format(count=65), arrive=arrive, wait=wait(1, "%r1", "0"))
+    with pytest.raises(BarrierError, match="lacks 1 of 65 arrivals"):
+        launch(missing)
+    unwaited = COPY.format(make=MAKE.format(count=64), arrive=arrive, wait="")
+    with pytest.raises(RaceError, match="with nothing to order the two"):
+        launch(unwaited, detect_races=True)
+    assert launch(unwaited)[0] == 0x7FFF7FFF

@@ -150,7 +150,7 @@ def is_asynchronous(instruction: Instruction) -> bool:
     if opcode in ("bar", "barrier"):
         computed = any(isinstance(operand, Register) for operand in instruction.operands)
         return bool({"arrive", "cluster"} & set(modifiers)) or (computed and "warp" not in modifiers)
-    return opcode in _ASYNCHRONOUS or (opcode == "cp" and "bulk" in modifiers)
+    return opcode in _ASYNCHRONOUS or (opcode == "cp" and bool({"bulk", "mbarrier"} & set(modifiers)))
 
 
 def is_convergent(instruction: Instruction) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,9 +27,9 @@ class Flight:
     text: str  # the instruction that started it
     lane: int
     tile: Tile
-    slots: list[int]  # blocks whose shared memory it writes, or the one that it reads
+    slot: int  # the block whose shared memory it writes or reads
     pieces: Array  # index of each 16-byte piece in a block's shared memory, in the tile's order
-    barriers: list[tuple[Mbarrier, int]] = field(default_factory=list)  # with the phase at the start
+    barrier: tuple[Mbarrier, int] | None = None  # a load's, with the phase at the start
     data: Array | None = None  # what a store has read
     waited: bool = False  # whether a store's thread knows that it has read
     event: tuple[int, int] | None = None  # a store's, for the race detection
@@ -105,15 +105,16 @@ class BulkCopies:
             machine.ordering.bulk_write(
                 int(lanes.ids[lane]), slots, pieces, [b for b, _ in barriers], machine.current_line, line
             )
-        flight = Flight(machine.current_line, int(lanes.ids[lane]), tile, slots, pieces, barriers)
-        self._flights.append(flight)
+        for slot, armed in zip(slots, barriers, strict=True):  # each block's part lands when it likes
+            flight = Flight(machine.current_line, int(lanes.ids[lane]), tile, slot, pieces, armed)
+            self._flights.append(flight)
 
     def store(self, lanes: HopperLanes, lane: int, tile: Tile, slot: int, offset: int, line: int) -> None:
         """Start a copy from shared to global memory, as part of the thread's open bulk group."""
         machine = self._machine
         machine.events += 1
         pieces = self._pieces(tile, offset, tile.alignment)
-        flight = Flight(machine.current_line, int(lanes.ids[lane]), tile, [slot], pieces)
+        flight = Flight(machine.current_line, int(lanes.ids[lane]), tile, slot, pieces)
         if machine.ordering is not None:
             flight.event = machine.ordering.bulk_read(flight.lane, slot, pieces, flight.text, line)
         self._flights.append(flight)
@@ -148,19 +149,19 @@ class BulkCopies:
 
     def check_ended(self, slots: list[int]) -> None:
         """Blocks have ended: nothing may be in flight to or from their shared memory."""
-        loads = [flight for flight in self._flights if flight.barriers]
+        loads = [flight for flight in self._flights if flight.barrier is not None]
         groups = [*self._open.values(), *(group for groups in self._groups.values() for group in groups)]
         stores = [flight for group in groups for flight in group if not flight.waited]
         for flight in loads + stores:
-            if set(flight.slots) & set(slots):
+            if flight.slot in slots:
                 raise RaceError(
                     f"{flight.text}: {self._machine.where(flight.lane)} started the copy, and its block has "
                     f"ended without waiting for it"
                 )
 
     def _read(self, flight: Flight) -> None:
-        if flight.data is None and not flight.barriers:
-            flight.data = self._shared(flight.slots[0])[flight.pieces]
+        if flight.data is None and flight.barrier is None:
+            flight.data = self._shared(flight.slot)[flight.pieces]
 
     def _land(self, flight: Flight) -> None:
         if not any(flight is other for other in self._flights):
@@ -169,7 +170,7 @@ class BulkCopies:
         machine.events += 1
         self._flights = [other for other in self._flights if other is not flight]
         try:
-            if not flight.barriers:
+            if flight.barrier is None:
                 self._read(flight)
                 assert flight.data is not None
                 flight.tile.write(machine.memory, flight.data)
@@ -178,15 +179,14 @@ class BulkCopies:
         except MemoryFault as error:
             error.args = (f"{flight.text}: {machine.where(flight.lane)}: {error}",)
             raise
-        for slot in flight.slots:
-            self._shared(slot)[flight.pieces] = data
-        for barrier, phase in flight.barriers:
-            if machine.mbarriers.get((barrier.slot, barrier.offset)) is not barrier:
-                raise BarrierError(f"{flight.text}: {barrier.name()} is gone while the copy is in flight")
-            if barrier.phase != phase:
-                raise BarrierError(
-                    f"{flight.text}: the copy was started in phase {phase} of {barrier.name()}, which has "
-                    f"ended before the copy landed: fewer bytes were expected than copied"
-                )
-            barrier.land(flight.tile.nbytes)
-            machine.complete(barrier)
+        self._shared(flight.slot)[flight.pieces] = data
+        barrier, phase = flight.barrier
+        if machine.mbarriers.get((barrier.slot, barrier.offset)) is not barrier:
+            raise BarrierError(f"{flight.text}: {barrier.name()} is gone while the copy is in flight")
+        if barrier.phase != phase:
+            raise BarrierError(
+                f"{flight.text}: the copy was started in phase {phase} of {barrier.name()}, which has ended "
+                f"before the copy landed: fewer bytes were expected than copied"
+            )
+        barrier.land(flight.tile.nbytes)
+        machine.complete(barrier)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from tilewave.emulator.flow import BasicBlock, End
 from tilewave.emulator.hopper.bulk import BulkCopies
+from tilewave.emulator.hopper.copy_arrivals import CopyArrivals
 from tilewave.emulator.hopper.lanes import HopperLanes
 from tilewave.emulator.hopper.matrix import MatrixUnits
 from tilewave.emulator.hopper.mbarriers import Mbarrier
@@ -34,6 +35,7 @@ WARPS_PER_GROUP = 4
 _GROUP = 128
 _NOWHERE = 1 << 40
 _PATIENCE = 64  # times that all may poll in vain before it is a deadlock
+_LANDINGS = 0.2  # of the steps with a seed, in which something in flight lands
 _DETOURS = 1 / 16  # of the steps, in which lanes of a warp may overtake others of the same warp
 _RUNNING, _SPINNING, _BLOCKED, _ENDED = range(4)
 
@@ -81,6 +83,7 @@ class HopperMachine(Machine):
         self.current_line = ""  # of the instruction being executed, for messages
         self.mbarriers: dict[tuple[int, int], Mbarrier] = {}
         self.copies_in_flight = BulkCopies(self)
+        self.copy_arrivals = CopyArrivals(self)
         self.matrix = MatrixUnits(self)
         self.pool = RegisterPool(self, registers)
         self.ordering = Ordering(self) if detect_races else None
@@ -120,12 +123,23 @@ class HopperMachine(Machine):
     @property
     def finished(self) -> bool:
         """Whether every thread has ended and everything in flight has landed."""
-        return bool((self._state == _ENDED).all()) and not self.copies_in_flight
+        return bool((self._state == _ENDED).all()) and not self._in_flight()
+
+    def _in_flight(self) -> list[BulkCopies | CopyArrivals]:
+        """Queues in which something waits to land."""
+        queues: list[BulkCopies | CopyArrivals] = [self.copies_in_flight, self.copy_arrivals]
+        return [queue for queue in queues if len(queue)]
+
+    def _land(self) -> bool:
+        """Let something in flight land, if anything is."""
+        queues = self._in_flight()
+        if queues:
+            queues[int(self.rng.integers(len(queues)))].land_one()
+        return bool(queues)
 
     def step(self) -> None:
         """Let something happen: a basic block of some warps, or a landing."""
-        if self.scatters and self.copies_in_flight and self.rng.random() < 0.2:
-            self.copies_in_flight.land_one()
+        if self.scatters and self.rng.random() < _LANDINGS and self._land():
             return
         found = self._choose()
         if found is None:
@@ -405,8 +419,7 @@ class HopperMachine(Machine):
     # -- when nothing moves ---------------------------------------------------------------------------------
 
     def _stalled(self) -> None:
-        if self.copies_in_flight:
-            self.copies_in_flight.land_one()
+        if self._land():
             return
         self._polls = self._polls + 1 if self.events == self._last_events else 0
         self._last_events = self.events

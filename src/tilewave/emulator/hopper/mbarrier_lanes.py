@@ -107,6 +107,21 @@ class MbarrierLanes(ClusterLanes):
                 raise BarrierError(f"{self.machine.current_line}: {self.where(lane)}: {error}") from None
             self.machine.complete(barrier)
 
+    def arrive_after_copies(
+        self, i: Instruction, addresses: Array, generic: bool, counted: bool, guard: Mask | None
+    ) -> None:
+        """`cp.async.mbarrier.arrive`."""
+        self.at(i)
+        lanes = self.chosen(guard)
+        slots, offsets = self.homes(addresses[lanes], lanes, generic=generic)
+        keys = slots << 32 | offsets
+        for key in np.unique(keys).tolist():
+            barrier = self.mbarrier_at(key >> 32, key & 0xFFFFFFFF)
+            ids = self.ids[lanes[keys == key]]
+            if self.machine.ordering is not None:
+                self.machine.ordering.mbarrier_used(int(ids[0]), barrier, self.machine.current_line)
+            self.machine.copy_arrivals.start(ids, barrier, counted=counted)
+
     def mbarrier_bytes(
         self,
         i: Instruction,

@@ -134,6 +134,15 @@ _BULK = frozenset(
 
 @opcode("cp")
 def _cp(e: Emitter, i: Instruction) -> None:
+    if i.modifiers[:3] == ("async", "mbarrier", "arrive"):
+        spaces = set(i.modifiers[3:])
+        if spaces - {"noinc", "shared", "shared::cta", "b64"}:
+            raise e.unknown()
+        address, generic = shared_address(e, i.operands[0], spaces)
+        e.line(
+            f"x.arrive_after_copies({e.constant(i)}, {address}, {generic}, {'noinc' in spaces}, {e.guard})"
+        )
+        return
     if i.modifiers[:2] != ("async", "bulk"):
         memory_opcodes.opcode["cp"](e, i)
         return
