@@ -13,6 +13,7 @@ import torch
 from samples import integers
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 import tilewave
 import tilewave.torch
@@ -90,6 +91,16 @@ def test_autocast_leaves_a_product_float32(path: str, rng: Rng) -> None:
             tilewave.matmul(torch.mm(a, b.detach()), torch.ones(5, 1))
     result.sum().backward()
     assert b.grad.dtype is torch.float32
+
+
+def test_flops_are_counted(path: str, rng: Rng) -> None:
+    x, w = integers(rng, (2, 3, 4)).requires_grad_(), integers(rng, (5, 4))
+    with FlopCounterMode(display=False) as counter:
+        tilewave.gemm(x, w, transpose_b=True, activation="relu").sum().backward()
+        tilewave.gemm(w, w, transpose_a=True, out=torch.empty(4, 4))
+        with tilewave.torch.override():
+            torch.mm(w, w.T)
+    assert counter.get_total_flops() == 2 * (2 * 6 * 5 * 4 + 4 * 4 * 5 + 5 * 5 * 4)
 
 
 def test_threads(path: str) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.utils.flop_counter import register_flop_formula
 
 from tilewave.arrays import refuse_dtype
 from tilewave.call import activation_of, check_precision
@@ -50,6 +51,19 @@ def define() -> None:
         ("gemm_out", _fake_gemm_out),
     ):
         torch.library.register_fake(f"tilewave::{name}", fake, lib=LIBRARY)
+    names = torch.ops.tilewave
+    register_flop_formula([names.gemm, names.gemm_with_preactivation], get_raw=True)(_operations)
+    register_flop_formula(names.gemm_out, get_raw=True)(_operations_of_gemm_out)
+
+
+def _operations(a: Any, b: Any, *others: Any, out_val: Any, transpose_a: bool = False, **recipe: Any) -> int:
+    """What PyTorch's FlopCounterMode adds: two operations for each multiply-add."""
+    result = out_val if isinstance(out_val, torch.Tensor) else out_val[0]
+    return int(2 * a.shape[-2 if transpose_a else -1] * result.numel())
+
+
+def _operations_of_gemm_out(out: Any, a: Any, *others: Any, out_val: Any = None, **recipe: Any) -> int:
+    return _operations(a, *others, out_val=out, **recipe)
 
 
 def _gemm(a: Any, b: Any, c: Any = None, bias: Any = None, **recipe: Any) -> Any:
