@@ -51,6 +51,7 @@ def pretend(torch: Any) -> None:
 
     empty = torch.empty
     torch._C._cuda_getCurrentRawStream = lambda device: 0
+    torch._C._cuda_getDevice = lambda: 0
     torch._C._dynamo.guards._empty_strided_cuda = torch._C._dynamo.guards._empty_strided_cpu
     torch.empty = lambda shape, dtype, device: empty(shape, dtype=dtype)
     arrays._viewers[torch.Tensor] = view

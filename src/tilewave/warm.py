@@ -165,6 +165,7 @@ class _Torch(_Library):
         self._tracing = torch._C._get_tracing_state
         self._forward_ad = torch.autograd.forward_ad
         self._current_stream = torch._C._cuda_getCurrentRawStream
+        self._current_device = torch._C._cuda_getDevice
         self._changed = torch.autograd.graph.increment_version
         # What PyTorch's own compiler allocates by, in a third of new_empty's time; on the current GPU only.
         self._empty_strided = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
@@ -235,7 +236,8 @@ class _Torch(_Library):
         keep_tensors([array for array in arrays if array is not None], stream, device)
 
     def empty(self, like: Any, launch: PreparedGemm) -> tuple[Any, int]:
-        if launch.alone and self._empty_strided is not None:
+        here = launch.alone or self._current_device() == like.get_device()
+        if here and self._empty_strided is not None:
             made = self._empty_strided(launch.shape, launch.strides, self._float32)
         else:
             made = like.new_empty(launch.shape)

@@ -77,6 +77,7 @@ def warm_gpu(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> Gpu:
     torch.autograd.forward_ad = types.SimpleNamespace(_current_level=-1)  # type: ignore[attr-defined]
     vars(torch._C).update(  # type: ignore[attr-defined]
         _dynamo=types.SimpleNamespace(guards=types.SimpleNamespace()),
+        _cuda_getDevice=lambda: 0,
         _len_torch_dispatch_stack=lambda: 0,
         _len_torch_function_stack=lambda: 0,
         _are_functorch_transforms_active=lambda: False,
@@ -330,6 +331,27 @@ def test_the_current_context_decides_where_there_are_several_gpus(
     assert not warm_gpu.is_short(lambda: tilewave.matmul(a, a))
     warm_gpu.driver.current = 700
     assert warm_gpu.is_short(lambda: tilewave.matmul(a, a))
+
+
+def test_memory_is_taken_on_the_gpu_of_the_operands(warm_gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What allocates fastest knows the current GPU only."""
+    taken: list[tuple[Any, ...]] = []
+
+    def empty_strided(*arguments: Any) -> Tensor:
+        taken.append(arguments)
+        return Tensor(np.empty(arguments[0], F))
+
+    inner: Any = sys.modules["torch"]._C
+    inner._dynamo.guards._empty_strided_cuda = empty_strided
+    a = with_traits()
+    tilewave.matmul(a, a)
+    assert warm_gpu.is_short(lambda: tilewave.matmul(a, a))
+    assert taken == [((16, 16), (16, 1), "torch.float32")]
+    monkeypatch.setattr(warm, "_libraries", {})  # which asks a library once what it offers
+    monkeypatch.setattr(inner, "_cuda_getDevice", lambda: 1)
+    tilewave.matmul(a, a)
+    assert warm_gpu.is_short(lambda: tilewave.matmul(a, a))
+    assert len(taken) == 1
 
 
 def test_a_launch_that_the_driver_refuses_is_left_to_the_long_way(warm_gpu: Gpu) -> None:
