@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from functools import cache
-from inspect import Parameter, signature
+from contextlib import contextmanager, nullcontext
+from inspect import signature
 from numbers import Integral
 from typing import Any
 
@@ -155,6 +154,9 @@ def gemm(
     return result
 
 
+_ARGUMENTS = tuple(signature(gemm).parameters)
+
+
 def _is_ieee(precision: Any) -> bool:
     return isinstance(precision, str) and precision == _IEEE  # an array cannot be asked
 
@@ -183,7 +185,10 @@ def grouped_gemm(problems: Iterable[Any], **common: Any) -> list[Any]:
     Raises as `gemm` does, with the place of the bad problem in front, counted from 0.
     """
     members, fronts = collect_members(problems, common)
-    results = {place: gemm(**arguments) for place, arguments in fronts.items()}
+    results = {}
+    for place, arguments in fronts.items():
+        with _naming(place):
+            results[place] = gemm(**arguments)
     rest = [place for place in range(len(members)) if place not in fronts]
     if recording.ACTIVE:
         for place in rest:
@@ -211,18 +216,25 @@ def collect_members(
     members: list[Member] = []
     fronts: dict[int, dict[str, Any]] = {}
     for place, problem in enumerate(listed(problems, "problems of a group")):
-        try:
+        with _naming(place):
             arguments = _arguments(problem, common)
             if front_for(*(arguments.get(name) for name in ("a", "b", "c", "bias", "out"))) is not None:
                 fronts[place] = arguments
             with as_arrays() if place in fronts else nullcontext():
                 members.append(Member(*_collected(**arguments)))
             check_member(members[-1])
-        except TilewaveError as error:
-            error.args = (f"problem {place}: {error}", *error.args[1:])
-            raise
     check_apart([member.call for member in members])
     return members, fronts
+
+
+@contextmanager
+def _naming(place: int) -> Iterator[None]:
+    """Errors inside say which problem of a group they are about."""
+    try:
+        yield
+    except TilewaveError as error:
+        error.args = (f"problem {place}: {error}", *error.args[1:])
+        raise
 
 
 def _arguments(problem: Any, common: Mapping[str, Any]) -> dict[str, Any]:
@@ -236,10 +248,9 @@ def _arguments(problem: Any, common: Mapping[str, Any]) -> dict[str, Any]:
             f"this is a {type(problem).__name__}; accepted are (a, b), (a, b, c) or a mapping of gemm's "
             "arguments"
         )
-    known = _known_arguments()
-    unknown = [name for name in (*own, *common) if name not in known]
+    unknown = [name for name in (*own, *common) if name not in _ARGUMENTS]
     if unknown:
-        raise UsageError(f"gemm has no argument {unknown[0]!r}; accepted are {', '.join(known)}")
+        raise UsageError(f"gemm has no argument {unknown[0]!r}; accepted are {', '.join(_ARGUMENTS)}")
     for name in ("a", "b"):
         if name not in own and name not in common:
             raise UsageError(f"{name} is missing")
@@ -247,11 +258,6 @@ def _arguments(problem: Any, common: Mapping[str, Any]) -> dict[str, Any]:
     if twice:
         raise UsageError(f"{twice[0]} is given for this problem and for all of them; accepted is one of both")
     return own | dict(common)
-
-
-@cache
-def _known_arguments() -> Mapping[str, Parameter]:
-    return signature(gemm).parameters
 
 
 def _collected(
