@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import itertools
 import struct
+import sys
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +31,7 @@ from tilewave.normalise import normalise
 from tilewave.planner.gemm.group import GroupPlan, plan_group
 from tilewave.planner.gemm.options import PlanOptions
 from tilewave.problem import GemmProblem, MatrixLayout
+from tilewave.runtime import workspace
 from tilewave.runtime.group import prepare_group, run_group
 from tilewave.runtime.kernels import gpu_state
 
@@ -82,6 +85,7 @@ def watcher(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> Watcher:
         return ()
 
     monkeypatch.setattr(FakeGpu, "on_cuLaunchKernel", launch)
+    monkeypatch.setattr(workspace, "_group_pools", {})
     return seen
 
 
@@ -201,6 +205,37 @@ def test_a_capture_needs_what_prepare_does(gpu: FakeGpu, watcher: Watcher, rng: 
     with pytest.raises(CaptureError, match="prepare"):
         submit(problems, operands)
     assert len(watcher.groups) == 3
+
+
+def test_threads_on_one_stream_do_not_mix_their_tables(
+    gpu: FakeGpu, watcher: Watcher, rng: Generator
+) -> None:
+    """Each kernel reads the table that its own call wrote, whatever others submit to the stream meanwhile."""
+    groups = [some(rng, 60 + 5 * i) for i in range(4)]
+    expected = {}
+    for problems, operands in groups:
+        (plan,) = submit(problems, operands)
+        expected[len(problems)] = pack_table(plan.table, operands)
+    watcher.groups.clear()
+
+    def work(group: tuple[list[GemmProblem], list[Operands]]) -> None:
+        for _ in range(20):
+            submit(*group)
+
+    threads = [threading.Thread(target=work, args=(group,)) for group in groups]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert len(watcher.groups) == 80
+    for launch in watcher.groups:
+        table = expected[launch.entries]
+        assert launch.table[: len(table)] == table
 
 
 def test_prepare_takes_plans_of_groups(gpu: FakeGpu, watcher: Watcher) -> None:

@@ -14,7 +14,7 @@ from tilewave.planner.gemm.group import GroupPlan, plan_group, portions
 from tilewave.problem import GemmProblem
 from tilewave.runtime import driver
 from tilewave.runtime.kernels import GpuState, gpu_state
-from tilewave.runtime.workspace import workspace_pool
+from tilewave.runtime.workspace import group_pool
 
 if TYPE_CHECKING:
     from tilewave.planner.gemm.options import PlanOptions
@@ -43,9 +43,10 @@ def run_group(
     plans = [plan_group(problems[begin:end], state.spec, options) for begin, end in parts]
     with state.context():
         kernels = {one.name: state.kernel(one, stream) for plan in plans for one in _kernels_of(plan)}
-        tickets, partials = _workspace(plans, state, stream, workspace)
-        for plan, (begin, end) in zip(plans, parts, strict=True):
-            _submit(plan, operands[begin:end], kernels, tickets, partials, stream)
+        with group_pool(state).submitting:
+            tickets, partials = _workspace(plans, state, stream, workspace)
+            for plan, (begin, end) in zip(plans, parts, strict=True):
+                _submit(plan, operands[begin:end], kernels, tickets, partials, stream)
     return plans
 
 
@@ -61,7 +62,7 @@ def prepare_group(plan: GroupPlan, *, device: int, branches: int = 1) -> None:
         for instance in _kernels_of(plan):
             state.kernel(instance, 0)
         if plan.workspace_bytes:
-            workspace_pool(state).reserve(plan.ticket_bytes, _untouched_bytes(plan), branches)
+            group_pool(state).reserve(plan.ticket_bytes, _untouched_bytes(plan), branches)
 
 
 def _workspace(
@@ -73,7 +74,7 @@ def _workspace(
     if ticket_bytes + untouched == 0:
         return 0, 0
     if given is None:
-        arena = workspace_pool(state).take(stream, ticket_bytes, untouched)
+        arena = group_pool(state).take(stream, ticket_bytes, untouched)
         return arena.address, arena.partials
     address, nbytes = given
     partials = address + _lost(address)

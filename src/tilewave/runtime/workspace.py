@@ -156,3 +156,27 @@ def workspace_pool(state: GpuState) -> WorkspacePool:
         if pool is None:
             pool = _pools[state.ordinal] = WorkspacePool(state)
         return pool
+
+
+class GroupPool(WorkspacePool):
+    """Workspace of groups alone, whose table is written by launches before the one that reads it.
+
+    Whoever takes an arena holds `submitting` until that last launch is submitted: another thread that works
+    on the same stream must not use the arena between them.
+    """
+
+    def __init__(self, state: GpuState) -> None:
+        super().__init__(state)
+        self.submitting = threading.Lock()
+
+
+_group_pools: dict[int, GroupPool] = {}
+
+
+def group_pool(state: GpuState) -> GroupPool:
+    """The pool of a GPU for groups."""
+    with _pools_lock:
+        pool = _group_pools.get(state.ordinal)
+        if pool is None:
+            pool = _group_pools[state.ordinal] = GroupPool(state)
+        return pool
