@@ -1,7 +1,7 @@
 """The register-file pass as the library uses it: done once a kernel, and kept.
 
 The outcome for a kernel is looked for in the archive that came with the package, then in the program cache;
-only then does `compiler.sass` make it, which takes about half a second and the decoder of the emulator. It is
+only then does `compiler.sass` make it, which takes about a second and the decoder of the emulator. It is
 kept under the machine code that went in and the source text of the pass itself, so that neither a new
 compiler nor a new version of the pass ever meets an old outcome.
 
