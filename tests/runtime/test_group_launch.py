@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 import itertools
 import struct
-import sys
 import threading
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,6 +59,7 @@ class Watcher:
 
     groups: list[Launched] = field(default_factory=list)
     written: int = 0
+    pause: float = 0.0
 
 
 @pytest.fixture
@@ -77,6 +78,7 @@ def watcher(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> Watcher:
             assert 0 < count <= words
             ctypes.memmove(target, block[16:], 8 * count)
             seen.written += 1
+            time.sleep(seen.pause)  # for other threads to come between
             return ()
         block = ctypes.string_at(pointer, GROUP_ARGS_BYTES)
         address, entries, items, partials, tickets = struct.unpack_from("<5q", block)
@@ -222,16 +224,12 @@ def test_threads_on_one_stream_do_not_mix_their_tables(
         for _ in range(20):
             submit(*group)
 
+    watcher.pause = 1e-4
     threads = [threading.Thread(target=work, args=(group,)) for group in groups]
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(before)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert len(watcher.groups) == 80
     for launch in watcher.groups:
         table = expected[launch.entries]
