@@ -25,6 +25,7 @@ class RegisterFile:
             for width, count in slots.counts.items()
         }
         self._scratch = np.zeros((scratch_rows, lanes), dtype=np.uint64)
+        self._whole: dict[str, npt.NDArray[Any]] = {}  # views of all lanes
         self._known: dict[tuple[int, int, int], tuple[npt.NDArray[Any], ...]] = {}
 
     def rows(self, key: int, names: list[str], n: int, start: int = 0) -> tuple[npt.NDArray[Any], ...]:
@@ -38,15 +39,20 @@ class RegisterFile:
 
     def row(self, name: str, n: int, start: int = 0) -> npt.NDArray[Any]:
         """A view such as `r5_f4` of n lanes from `start` on; scratch space has no lanes of its own."""
+        view = self._whole.get(name)
+        if view is None:
+            view = self._whole[name] = self._view(name)
+        return view[:n] if name[0] == "t" else view[start : start + n]
+
+    def _view(self, name: str) -> npt.NDArray[Any]:
         place, code = name.split("_")
         dtype = np.dtype(code)
         if place[0] == "t":
-            scratch: npt.NDArray[Any] = self._scratch[int(place[1:])].view(dtype)[:n]
+            scratch: npt.NDArray[Any] = self._scratch[int(place[1:])].view(dtype)
             return scratch
         row: npt.NDArray[Any] = self.parts[_PARTS[place[0]]][int(place[1:])]
         step = row.itemsize // dtype.itemsize  # a narrower view takes the low part of each value
-        view: npt.NDArray[Any] = row.view(dtype)[::step] if step > 1 else row.view(dtype)
-        return view[start : start + n]
+        return row.view(dtype)[::step] if step > 1 else row.view(dtype)
 
     def copy_lanes(
         self, source: RegisterFile, lanes: npt.NDArray[np.intp], slots: dict[int, list[int]]
