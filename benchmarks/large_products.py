@@ -245,7 +245,7 @@ def main() -> None:
     if options.list:
         for product, ways in plans.items():
             print(product)
-            for name, plan in ways.items():
+            for name, plan in ((name, plan) for name, plan in ways.items() if not name.endswith(_LONG)):
                 print(f"    {name}: predicted {product.flops / plan.estimate.total * 1e-6:.1f} TFLOP/s")
         return
     names = sorted({plan.instance.name for ways in plans.values() for plan in ways.values()})
