@@ -82,3 +82,87 @@ def test_override_leaves_nested_tensors_to_pytorch() -> None:
         mapped = torch.nn.functional.linear(nested, torch.ones(2, 4)).unbind()
     assert all(map(torch.equal, found, expected))
     assert [tuple(part.shape) for part in mapped] == [(2, 2), (3, 2)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"bias_axis": None},
+        {"bias_axis": -1.0},
+        {"bias_axis": "x"},
+        {"precision": None},
+        {"precision": []},
+        {"activation": 3},
+        {"activation": []},
+        {"schedule": []},
+        {"max_sms": 1.0},
+        {"max_sms": 0},
+        {"deterministic": 1},
+        {"batch_invariant": "x"},
+        {"workspace": True},
+        {"workspace": -1},
+        {"return_preactivation": 1},
+        {"transpose_a": 1},
+    ],
+    ids=str,
+)
+def test_options_are_refused_in_our_own_words(options: dict[str, Any]) -> None:
+    a = torch.randn(3, 3)
+    given = {"bias": a[0], **options}
+    (name,) = options
+
+    def call(x: torch.Tensor) -> Any:
+        return tilewave.gemm(x, a, **given)
+
+    for way in (
+        lambda: call(a),
+        lambda: call(a.clone().requires_grad_()),
+        lambda: torch.vmap(call)(a.expand(2, 3, 3)),
+        lambda: torch.func.jvp(call, (a,), (a,)),
+        lambda: torch.func.grad(lambda x: call(x).sum())(a),
+    ):
+        with pytest.raises(TilewaveError, match=name):
+            way()
+
+
+def test_an_unlimited_workspace_is_no_limit() -> None:
+    a = torch.randn(3, 3)
+    found = torch.vmap(lambda x: tilewave.gemm(x, a, workspace=10**30))(a.expand(2, 3, 3))
+    assert torch.equal(found[1], tilewave.gemm(a, a))
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_a_missing_operand_is_named(gradient: bool) -> None:
+    tensor = torch.randn(3, 3, requires_grad=gradient)
+    missing: Any = None
+    for name, operands in (("a", (missing, tensor)), ("b", (tensor, missing))):
+        for call in (
+            lambda pair: tilewave.matmul(*pair),
+            lambda pair: tilewave.gemm(*pair, beta=0.0),
+            lambda pair: tilewave.grouped_gemm([pair]),
+        ):
+            with pytest.raises(OperandTypeError, match=f"{name} is a NoneType"):
+                call(operands)
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_zeros_are_float32_whatever_the_defaults_are(gradient: bool) -> None:
+    """Where nothing is summed the result is made from nothing, but not by PyTorch's defaults."""
+    empty, full = torch.empty(3, 0), torch.randn(3, 3)
+    empty.requires_grad_(gradient)
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        with torch.device("meta"):  # type: ignore[no-untyped-call]
+            results = (
+                tilewave.matmul(empty, empty.mT),
+                tilewave.gemm(full, full, alpha=0.0),
+                tilewave.gemm(full, full, full, alpha=0.0, beta=2.0),
+                torch.vmap(tilewave.matmul)(empty[None], empty.mT[None])[0],
+                *tilewave.grouped_gemm([(empty, empty.mT), (full, full)]),
+            )
+    finally:
+        torch.set_default_dtype(before)
+    assert all((found.dtype, found.device.type) == (torch.float32, "cpu") for found in results)
+    expected = (0 * full, 0 * full, 2 * full, 0 * full, 0 * full, full @ full)
+    assert all(map(torch.equal, results, expected))
