@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from emulated_gpu import EmulatedExecutor
 from samples import LINEAR, SAMPLES, Sample, doubled, integers, reference
 
 import tilewave
@@ -211,3 +212,20 @@ def test_other_libraries_have_no_gradients() -> None:
         tilewave.matmul(a, np.ones((2, 2), np.float32))
     with torch.no_grad():
         assert torch.all(tilewave.matmul(a, np.ones((2, 2), np.float32)) == 2)
+
+
+def test_gradients_by_the_kernels_themselves(
+    gpu_path: Any, monkeypatch: pytest.MonkeyPatch, rng: Rng
+) -> None:
+    """A training step's products in tilewave's own kernels, run by the emulator."""
+    run = EmulatedExecutor()
+    monkeypatch.setattr("tilewave.on_device.executor", lambda: run)
+    shapes = {"a": (2, 9, 20), "b": (7, 20), "bias": (7,)}
+    tensors = {name: integers(rng, shape).requires_grad_() for name, shape in shapes.items()}
+    more = {"transpose_b": True, "activation": "relu"}
+    incoming = weights(rng, reference(**tensors, **more))
+    got = gradients(tilewave.gemm, tensors, more, incoming)
+    expected = gradients(reference, doubled(tensors), more, incoming)
+    assert len(run.plans) == 3
+    for ours, theirs in zip(got, expected, strict=True):
+        assert torch.equal(ours.double(), theirs)
