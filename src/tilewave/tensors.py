@@ -46,6 +46,8 @@ def front_for(*operands: Any) -> Any:
     first = operands[0]
     if not isinstance(first, tensor) and not any(isinstance(operand, tensor) for operand in operands):
         return None
+    if first is None or operands[1] is None:
+        return None  # a product needs both, and the check of arrays says so
     global _front
     if _front is None:
         from tilewave.torch import front

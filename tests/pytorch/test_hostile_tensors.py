@@ -114,13 +114,14 @@ def test_options_are_refused_in_our_own_words(options: dict[str, Any]) -> None:
     def call(x: torch.Tensor) -> Any:
         return tilewave.gemm(x, a, **given)
 
-    for way in (
+    ways: tuple[Callable[[], Any], ...] = (
         lambda: call(a),
         lambda: call(a.clone().requires_grad_()),
         lambda: torch.vmap(call)(a.expand(2, 3, 3)),
         lambda: torch.func.jvp(call, (a,), (a,)),
         lambda: torch.func.grad(lambda x: call(x).sum())(a),
-    ):
+    )
+    for way in ways:
         with pytest.raises(TilewaveError, match=name):
             way()
 
@@ -153,7 +154,7 @@ def test_zeros_are_float32_whatever_the_defaults_are(gradient: bool) -> None:
     before = torch.get_default_dtype()
     try:
         torch.set_default_dtype(torch.float64)
-        with torch.device("meta"):  # type: ignore[no-untyped-call]
+        with torch.device("meta"):
             results = (
                 tilewave.matmul(empty, empty.mT),
                 tilewave.gemm(full, full, alpha=0.0),

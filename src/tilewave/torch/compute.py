@@ -70,7 +70,7 @@ def _on_host(call: GemmCall, a: Any, b: Any, c: Any, bias: Any, out: Any) -> Any
         if call.alpha != 1:
             before.mul_(call.alpha)
     else:
-        before = torch.zeros(shape)
+        before = a.new_zeros(shape)  # not in the default dtype
     if call.c is not None:
         before.add_(c, alpha=call.beta)
     if bias is not None:

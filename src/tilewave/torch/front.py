@@ -12,8 +12,11 @@ from typing import Any
 import torch
 
 from tilewave.arrays import refuse_dtype, refuse_layout, refuse_negated
+from tilewave.call import activation_of, check_precision
 from tilewave.errors import UsageError
+from tilewave.planner.gemm.options import PlanOptions
 from tilewave.problem import Activation
+from tilewave.semantics import check_bias_axis
 from tilewave.torch import compute, gradients
 from tilewave.torch.recipe import (
     ACTIVATION_NAMES,
@@ -25,6 +28,9 @@ from tilewave.torch.recipe import (
     spelled,
     wants_gradient,
 )
+
+MOST_BYTES = 2**63 - 1
+"""The most that an operator can be told; a limit beyond it is none."""
 
 
 def product(a: Any, b: Any, c: Any, bias: Any, recipe: Recipe, keep_preactivation: bool = False) -> Any:
@@ -107,7 +113,17 @@ def gemm(
         for name, tensor in (("a", a), ("b", b), ("c", c), ("bias", bias), ("out", out)):
             if tensor is not None:
                 _check(name, tensor)
-    for name, flag in (("transpose_a", transpose_a), ("transpose_b", transpose_b)):
+        if not torch.compiler.is_compiling():  # what an operator would refuse in PyTorch's words, or coerce
+            check_precision(precision)
+            activation_of(activation)
+            check_bias_axis(bias_axis)
+            limit = {} if workspace is None else {"workspace_limit": workspace}
+            PlanOptions(schedule, deterministic, batch_invariant, max_sms, **limit)
+    for name, flag in (
+        ("transpose_a", transpose_a),
+        ("transpose_b", transpose_b),
+        ("return_preactivation", return_preactivation),
+    ):
         if flag is not True and flag is not False:
             raise UsageError(f"{name} must be True or False, not {flag!r}")
     recipe = Recipe(
@@ -122,7 +138,7 @@ def gemm(
         deterministic,
         batch_invariant,
         max_sms,
-        workspace,
+        workspace if workspace is None else min(workspace, MOST_BYTES),
     )
     if out is None:
         compute_it = _of_plain if plain else _by_operator
