@@ -127,3 +127,41 @@ def test_bad_requests_are_refused(draw: random.Random, tmp_path: Path) -> None:
     calibrate.write({**calibrate.read(few), "device": "H200", "readings": readings(draw, 2)[:2]}, few)
     with pytest.raises(UsageError, match="has 2 readings"):
         calibrate.calibrate_command(budget=1, path=few, saved=few)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *((name, value) for name in ("sizes", "a", "out", "schedule", "us") for value in (None, "x", [], {})),
+        ("instance", []),  # other names are those of kernels that are gone
+    ],
+)
+def test_a_damaged_reading_is_one_line(
+    draw: random.Random, tmp_path: Path, field: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "readings.json"
+    monkeypatch.setattr(calibrate, "LEAST_READINGS", 2)
+    record = {**calibrate.read(path), "device": "H200", "readings": readings(draw, 2)}
+    draw.choice(record["readings"])[field] = value
+    calibrate.write(record, path)
+    before = path.read_bytes()
+    done = CliRunner().invoke(app, ["calibrate", "--from", str(path), "--into", str(tmp_path)])
+    assert done.exit_code == 2, done.output
+    assert len(done.output.splitlines()) == 1
+    assert path.read_bytes() == before
+
+
+def test_the_calibration_goes_into_a_folder_that_can_be_written(
+    draw: random.Random, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fitted = {"device": "H200", "constants": {}, "factors": {}}
+    monkeypatch.setattr(calibrate, "fit_all", lambda record, name, say: fitted)
+    path, new = tmp_path / "readings.json", tmp_path / "new" / "folder"
+    calibrate.write({**calibrate.read(path), "device": "H200", "readings": readings(draw, 60)}, path)
+    calibrate.calibrate_command(budget=1, path=path, saved=path, into=new)
+    assert (new / "H200.json").is_file()
+    blocked = path / "folder"  # inside a file
+    with pytest.raises(UsageError, match="cannot write into"):
+        calibrate.calibrate_command(budget=1, path=path, saved=path, into=blocked)
+    with pytest.raises(UsageError, match="cannot write into"):  # before anything is measured
+        calibrate.calibrate_command(budget=1, path=blocked / "readings.json", into=new)

@@ -13,6 +13,7 @@ import math
 import random
 import secrets
 import statistics
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -51,9 +52,12 @@ def calibrate_command(
 ) -> None:
     """Measure into ``path`` for ``budget`` seconds, or take the readings ``saved``; then fit and judge.
 
-    Raises ``UsageError`` for a budget that is not positive, a file that is not of readings, or too few of
-    them; ``DriverError`` where there is no GPU to measure on.
+    ``into`` is made where there is no such folder. Raises ``UsageError`` for a budget that is not positive, a
+    file that is not of readings, too few of them, or places that cannot be written, before anything is
+    measured; ``DriverError`` where there is no GPU to measure on.
     """
+    if fit:
+        _check_folder(into)
     if saved is not None:
         path = saved
         if not path.is_file():
@@ -62,6 +66,7 @@ def calibrate_command(
     else:
         if not budget > 0:
             raise UsageError(f"a budget of {budget} s: measuring takes a positive number of seconds")
+        _check_folder(path.parent)
         record = measure_all(path, budget, say)
     if not fit:
         return
@@ -69,11 +74,26 @@ def calibrate_command(
         raise UsageError(
             f"{path} has {len(record['readings'])} readings, and a fit takes {LEAST_READINGS}: measure longer"
         )
-    calibration = fit_all(record, path.name, say)
+    try:
+        calibration = fit_all(record, path.name, say)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        if saved is None:
+            raise
+        raise UsageError(f"{path} is damaged: {type(error).__name__}: {error}") from error
     write(record, path)
     out = into / f"{calibration['device'].replace(' ', '_')}.json"
     out.write_text(json.dumps(calibration, indent=1) + "\n", encoding="utf-8")
     say(f"Wrote {out}: {len(calibration['constants'])} constants, {len(calibration['factors'])} factors.")
+
+
+def _check_folder(folder: Path) -> None:
+    """Make sure that files can be written into a folder, which is made if need be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UsageError(f"cannot write into {folder}: {error.strerror or error}") from error
 
 
 def read(path: Path) -> dict[str, Any]:

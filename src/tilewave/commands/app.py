@@ -7,6 +7,7 @@ anything else that failed.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import Annotated, Any
@@ -25,6 +26,8 @@ class _OneLineErrors(TyperGroup):
         kwargs["standalone_mode"] = False
         try:
             code = super().main(*args, **kwargs)
+            if sys.stdout is not None:
+                sys.stdout.flush()  # what cannot be written is to be known here, not at the interpreter's end
         except TilewaveError as error:
             _complain(str(error))
             code = 2 if isinstance(error, UsageError) else 1
@@ -32,7 +35,13 @@ class _OneLineErrors(TyperGroup):
             _complain("interrupted")
             code = 130
         except BrokenPipeError:  # the reader has seen enough, as in `tilewave ladder | head`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _write_nothing_more()
+            code = 1
+        except OSError as error:  # a full disk behind stdout, say; commands name the files that they write
+            if sys.stdout is not None:
+                _write_nothing_more()
+            place = "the output" if error.filename is None else error.filename
+            _complain(f"cannot read or write {place}: {error.strerror or error}")
             code = 1
         except Exception as error:
             message = getattr(error, "format_message", None)  # what Typer's errors have, in all its versions
@@ -41,6 +50,12 @@ class _OneLineErrors(TyperGroup):
             _complain(" ".join(message().split()))
             code = getattr(error, "exit_code", 2)
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _write_nothing_more() -> None:
+    """Let what is left in the buffer of stdout go nowhere when the interpreter ends."""
+    with contextlib.suppress(OSError):  # a stand-in for stdout that is no file has nothing to lose
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(message: str) -> None:

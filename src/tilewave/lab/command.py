@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from types import TracebackType
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
@@ -174,4 +175,4 @@ def picture_command(
     if out is not None:
         draw_ladder(ladder, out)
     if markdown:
-        sys.stdout.write(markdown_tables(ladder))
+        typer.echo(markdown_tables(ladder), nl=False)

@@ -10,6 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import typer
 from rich.console import Console
 
 from tilewave.bench.environment import Environment
@@ -112,7 +113,7 @@ def selftest_command(
     console.print(verdict(result), style="bold green" if result.passed else "bold red", soft_wrap=True)
     if result.failures or result.library_failures:
         # Not through the console: what is pasted must not be wrapped to the width of this terminal.
-        sys.stdout.write("\n" + report(result, environment.to_json()))
+        typer.echo("\n" + report(result, environment.to_json()), nl=False)
     if path is not None:
         write_json({"environment": environment.to_json(), **result.to_json()}, path)
         console.print(f"Results are in {path}.")
