@@ -26,7 +26,7 @@ def libraries():
 
 import tilewave
 print("alone", sorted(HEAVY & set(sys.modules)))
-sys.modules["tilewave.torch"] = types.ModuleType("tilewave.torch")  # it imports PyTorch, with all its libraries
+sys.modules["tilewave.torch"] = types.ModuleType("tilewave.torch")  # it would import PyTorch
 modules = [module.name for module in pkgutil.walk_packages(tilewave.__path__, "tilewave.")]
 modules = [name for name in modules if not name.endswith("__main__")]  # that one runs the command line
 for name in modules:
