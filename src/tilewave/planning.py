@@ -172,6 +172,10 @@ def explain(*arguments: Any, **keywords: Any) -> str:
     elif isinstance(first, tuple) and len(arguments) == 1:
         plans = first
     else:
+        sizes = {*("m", "n", "k")[: len(arguments)], *keywords}
+        if len(arguments) > 3 or not sizes >= {"m", "n", "k"}:
+            given = ", ".join(map(_named, arguments)) or "no size"
+            raise UsageError(f"explain takes two arrays (a, b), sizes (m, n, k) or plans, not {given}")
         plans = (plan(*arguments, **keywords),)
         keywords = {}
     if keywords or not all(isinstance(each, GemmPlan | GroupPlan) for each in plans):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -63,8 +64,8 @@ class RecordedShapes:
         text = write_csv([product for product, _ in found], [count for _, count in found])
         try:
             Path(path).write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
+        except (OSError, ValueError) as error:  # a name may hold what no file's name can
+            raise UsageError(f"cannot write {path!s}: {getattr(error, 'strerror', None) or error}") from error
 
     def _note(self, key: _Key) -> None:
         with self._lock:
@@ -81,9 +82,10 @@ def record(path: str | Path | None = None) -> Iterator[RecordedShapes]:
     written at the end, after an exception too. Gaps between rows, offsets and epilogues are not noted, nor
     are products without elements or with nothing to sum. Recordings may be nested.
 
-    Raises ``UsageError`` where the file cannot be written.
+    Raises ``UsageError`` for a ``path`` that is no name, and where the file cannot be written.
     """
     global ACTIVE
+    _check_name(path)
     shapes = RecordedShapes()
     with _lock:
         ACTIVE = (*ACTIVE, shapes)
@@ -94,6 +96,13 @@ def record(path: str | Path | None = None) -> Iterator[RecordedShapes]:
             ACTIVE = tuple(one for one in ACTIVE if one is not shapes)
         if path is not None:
             shapes.write(path)
+
+
+def _check_name(path: object) -> None:
+    if path is not None and not isinstance(path, str | os.PathLike):
+        from tilewave.errors import UsageError
+
+        raise UsageError(f"path is a {type(path).__name__}; accepted are None and the name of a file")
 
 
 def note(call: GemmCall) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -64,3 +65,26 @@ def test_a_bias_axis_that_is_none(rng: Rng, axis: Any) -> None:
 def test_a_plan_checks_options_as_gemm_does(options: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error, match=next(iter(options))):
         tilewave.plan(5, 6, 7, device="H200", **options)
+
+
+@pytest.mark.parametrize("path", [5, b"shapes.csv", ["shapes.csv"]])
+def test_a_recording_needs_the_name_of_a_file_before_it_begins(path: Any) -> None:
+    with pytest.raises(UsageError, match="path is a "), tilewave.record(path):
+        pytest.fail("it began")
+
+
+@pytest.mark.parametrize("name", ["no/such/folder/shapes.csv", "with\0zero.csv", "."])
+def test_a_recording_that_cannot_be_written(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="cannot write "), tilewave.record(tmp_path / name):
+        pass
+
+
+@pytest.mark.parametrize("arguments", [(), (None,), (3, 4), (3, 4, 5, 6), ([[1.0]], [[1.0]]), ([],)])
+def test_explain_says_what_it_takes(arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(UsageError, match="explain takes two arrays"):
+        tilewave.explain(*arguments, device="H200")
+
+
+def test_explain_takes_sizes_by_name() -> None:
+    said = tilewave.explain(8, n=9, k=7, device="H200")
+    assert said == tilewave.explain(8, 9, 7, device="H200")
