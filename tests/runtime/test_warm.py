@@ -18,7 +18,8 @@ import tilewave
 from tilewave import arrays, recording, warm
 from tilewave.errors import TilewaveError, UsageError
 from tilewave.runtime import prepared
-from tilewave.runtime.kernels import GpuState
+from tilewave.runtime.kernels import GpuState, gpu_state
+from tilewave.runtime.workspace import workspace_pool
 
 F = np.float32
 MOST_FUNCTIONS = 6
@@ -398,6 +399,27 @@ def test_workspace_is_that_of_the_stream(warm_gpu: Gpu) -> None:
         taken.append(np.frombuffer(warm_gpu.driver.launches[-1][1][8 * 51 : 8 * 53], np.uint64).tolist())
     assert 0 not in taken[0]
     assert taken[0] == taken[2] != taken[1]
+
+
+def test_no_other_thread_takes_workspace_before_it_is_used(
+    warm_gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It might outgrow and free it: whoever launches holds the pool, the first time and when warm."""
+    held = []
+    launch = type(warm_gpu.driver).on_cuLaunchKernel
+    pool = workspace_pool(gpu_state(0))
+
+    def watched(driver: Any, *arguments: Any) -> Any:
+        held.append(pool.submitting.locked())
+        return launch(driver, *arguments)
+
+    monkeypatch.setattr(type(warm_gpu.driver), "on_cuLaunchKernel", watched)
+    a, b = Tensor(np.zeros((4, 4000), F)), Tensor(np.zeros((4000, 4), F))
+    for _ in range(3):
+        tilewave.gemm(a, b, schedule="split_k:4")
+    assert held == [True] * 3
+    tilewave.gemm(a, b, schedule="data_parallel")
+    assert not held[-1]
 
 
 def test_while_shapes_are_recorded_all_calls_are_seen(warm_gpu: Gpu) -> None:

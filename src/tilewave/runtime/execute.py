@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -76,31 +77,32 @@ def launch_plan(
     state = gpu_state(device)
     with state.context():
         kernel = state.kernel(plan.instance, stream)
-        if plan.ticket_bytes:
-            tickets, partials = workspace_of_plan(plan, device, stream, workspace)
-            pointers = replace(pointers, tickets=tickets, partials=partials)
-        block = ctypes.create_string_buffer(
-            pack_arguments(
-                plan.problem, plan.cut, plan.raster, pointers, alpha, beta, depth=plan.instance.bk
-            ),
-            GEMM_ARGS_BYTES,
-        )
-        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(block))
-        instance = plan.instance
-        driver._call(
-            "cuLaunchKernel",
-            kernel,
-            plan.blocks,
-            1,
-            1,
-            instance.threads,
-            1,
-            1,
-            instance.shared_bytes,
-            stream,
-            ctypes.addressof(parameters),
-            0,
-        )
+        with workspace_pool(state).submitting if plan.ticket_bytes else nullcontext():
+            if plan.ticket_bytes:
+                tickets, partials = workspace_of_plan(plan, device, stream, workspace)
+                pointers = replace(pointers, tickets=tickets, partials=partials)
+            block = ctypes.create_string_buffer(
+                pack_arguments(
+                    plan.problem, plan.cut, plan.raster, pointers, alpha, beta, depth=plan.instance.bk
+                ),
+                GEMM_ARGS_BYTES,
+            )
+            parameters = (ctypes.c_void_p * 1)(ctypes.addressof(block))
+            instance = plan.instance
+            driver._call(
+                "cuLaunchKernel",
+                kernel,
+                plan.blocks,
+                1,
+                1,
+                instance.threads,
+                1,
+                1,
+                instance.shared_bytes,
+                stream,
+                ctypes.addressof(parameters),
+                0,
+            )
     for edge in plan.edges:
         launch_plan(
             edge.plan,

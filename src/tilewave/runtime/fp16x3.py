@@ -239,7 +239,7 @@ def launch_fp16x3(
     if kept_a or kept_b:
         memory = fp16x3.workspace_bytes(plan.problem, kept_a, kept_b)
         plan = replace(plan, mode_workspace=(memory, fp16x3.FLAG_BYTES))
-    with mode.state.context():
+    with mode.state.context(), workspace_pool(mode.state).submitting:
         flags_and_memory = workspace_of_plan(plan, device, stream, workspace)
         for launch in mode.launches(plan, pointers, (alpha, beta), flags_and_memory, kept, stream):
             launch.submit(stream)

@@ -129,10 +129,13 @@ class PreparedGemm:
             words[_C] = c
         if self._bias_span is not None:
             words[_BIAS] = bias
-        if self._pool is not None:
-            arena = self._pool.take(stream, *self._workspace)
-            words[_TICKETS], words[_PARTIALS] = arena.address, arena.partials
-        accepted = self._launch(*self._before, stream, parameters, 0)[0] is self._success
+        if self._pool is None:
+            accepted = self._launch(*self._before, stream, parameters, 0)[0] is self._success
+        else:
+            with self._pool.submitting:
+                arena = self._pool.take(stream, *self._workspace)
+                words[_TICKETS], words[_PARTIALS] = arena.address, arena.partials
+                accepted = self._launch(*self._before, stream, parameters, 0)[0] is self._success
         self._spare.append(spare)
         return accepted
 

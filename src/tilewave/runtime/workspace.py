@@ -46,9 +46,15 @@ class Arena:
 
 
 class WorkspacePool:
-    """The arenas of one GPU."""
+    """The arenas of one GPU.
+
+    Whoever takes an arena holds `submitting` until the last launch that uses it is submitted: between them
+    another thread that works on the same stream might outgrow and free it, or overwrite what one launch has
+    written for the next.
+    """
 
     def __init__(self, state: GpuState) -> None:
+        self.submitting = threading.Lock()
         self._state = state
         self._lock = threading.Lock()
         self._by_stream: dict[int, Arena] = {}
@@ -158,25 +164,13 @@ def workspace_pool(state: GpuState) -> WorkspacePool:
         return pool
 
 
-class GroupPool(WorkspacePool):
-    """Workspace of groups alone, whose table is written by launches before the one that reads it.
-
-    Whoever takes an arena holds `submitting` until that last launch is submitted: another thread that works
-    on the same stream must not use the arena between them.
-    """
-
-    def __init__(self, state: GpuState) -> None:
-        super().__init__(state)
-        self.submitting = threading.Lock()
+_group_pools: dict[int, WorkspacePool] = {}
 
 
-_group_pools: dict[int, GroupPool] = {}
-
-
-def group_pool(state: GpuState) -> GroupPool:
-    """The pool of a GPU for groups."""
+def group_pool(state: GpuState) -> WorkspacePool:
+    """The pool of a GPU for groups alone."""
     with _pools_lock:
         pool = _group_pools.get(state.ordinal)
         if pool is None:
-            pool = _group_pools[state.ordinal] = GroupPool(state)
+            pool = _group_pools[state.ordinal] = WorkspacePool(state)
         return pool
