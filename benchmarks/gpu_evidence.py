@@ -7,7 +7,7 @@
 Without names, every step runs, in the order of the list. A step has a limit of its own; one that fails does
 not keep the others from running, and one that no longer fits into the budget is left out. Its output goes to
 DIR/STEP.txt, its record to DIR; a record that `benchmarks/results` has already is put there first, so that
-its measurement goes on where it ended. `--pages` needs no GPU: it makes anew what is drawn from the records
+its measurement goes on where it ended (`--anew`: it is not). `--pages` needs no GPU: it makes anew what is drawn from the records
 in `benchmarks/results`. The exit code is 0 only if every chosen step has succeeded.
 """
 
@@ -26,7 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark", "--timeout=120")
-ALONE = ("timing", "power", "profile", "bench", "probes")
+ALONE = ("timing", "power", "profile", "bench", "probes", "warm")
 """Tests that measure: nothing else may run beside them."""
 
 
@@ -52,14 +52,15 @@ def tests(name: str, files: Sequence[str], workers: int, seconds: float) -> Step
 
 
 def script(
-    name: str, record: str, seconds: float, *arguments: str, pages: Sequence[Sequence[str]] = ()
+    name: str, record: str, seconds: float, pages: Sequence[Sequence[str]] = (), *, option: str = "--out"
 ) -> Step:
-    command = (f"benchmarks/{name}.py", "--out", f"{{out}}/{record}", "--budget", "{seconds}", *arguments)
+    """A script of this folder that takes a budget, and the record's name as `option`."""
+    command = (f"benchmarks/{name}.py", option, f"{{out}}/{record}", "--budget", "{seconds}")
     return Step(name.replace("_", "-"), command, seconds, record, pages)
 
 
 def tilewave(
-    name: str, record: str, seconds: float, *arguments: str, pages: Sequence[Sequence[str]] = ()
+    name: str, record: str, seconds: float, arguments: Sequence[str], pages: Sequence[Sequence[str]] = ()
 ) -> Step:
     command = ("-m", "tilewave", *arguments, "--budget", "{seconds}", "--json", f"{{out}}/{record}")
     return Step(name, command, seconds, record, pages)
@@ -77,6 +78,17 @@ def every_other_test() -> list[str]:
 def steps() -> list[Step]:
     report = ("benchmarks/report_pictures.py",)
     article = ("benchmarks/article_page.py",)
+    calibration = "benchmarks/results/gemm_calibration_h200.json"
+    accuracy = [
+        "--data",
+        "normal,uniform",
+        "--k",
+        "16,64,256,1024,4096,16384",
+        "--size",
+        "256",
+        "--seed",
+        "10",
+    ]
     return [
         tests("instance-tests", ["instances"], 14, 90),
         tests("other-tests", every_other_test(), 6, 240),
@@ -85,53 +97,45 @@ def steps() -> list[Step]:
             "ladder",
             "ladder-h200.json",
             300,
-            *("ladder", "--sizes", "1024,1025,2048,2049,4096,8192"),
-            pages=[("benchmarks/ladder_page.py",), article, report],
+            ["ladder", "--sizes", "1024,1025,2048,2049,4096,8192"],
+            [("benchmarks/ladder_page.py",), article, report],
         ),
+        script("reemitted", "reemitted_h200.json", 300, [("benchmarks/register_file_page.py", "--render")]),
         tilewave(
             "calibrate",
             "gemm_calibration_h200.json",
             200,
-            *("calibrate", "--no-fit"),
-            pages=[
-                ("-m", "tilewave", "calibrate", "--from", "benchmarks/results/gemm_calibration_h200.json"),
-                ("benchmarks/calibration_page.py",),
-            ],
-        ),
-        script(
-            "reemitted", "reemitted_h200.json", 300, pages=[("benchmarks/register_file_page.py", "--render")]
+            ["calibrate", "--no-fit"],
+            [("-m", "tilewave", "calibrate", "--from", calibration), ("benchmarks/calibration_page.py",)],
         ),
         tilewave(
             "suite",
             "suite_h200.json",
             150,
-            *("bench", "workloads", "squares", "--mode", "cold"),
-            pages=[("benchmarks/suite_page.py",)],
+            ["bench", "workloads", "squares", "--mode", "cold"],
+            [("benchmarks/suite_page.py",)],
         ),
-        script("product_sanitizers", "product_sanitizers_h200.json", 150),
-        tilewave(
-            "probes",
-            "probes_h200.json",
-            190,
-            *("probe", "all", "--profile"),
-            pages=[("benchmarks/probe_report.py",), article],
-        ),
-        Step(
-            "torch-overhead",
-            (
-                "benchmarks/torch_overhead.py",
-                *["--json", "{out}/torch_overhead_h200.json", "--budget", "{seconds}"],
-            ),
-            90,
-            "torch_overhead_h200.json",
-        ),
+        script("large_products", "large_products_h200.json", 300),
         script("fp16x3_bits", "fp16x3_bits_h200.json", 120),
+        script("fp16x3", "fp16x3_h200.json", 270, option="--json"),
+        script("host_time", "host_time_h200.json", 25, option="--json"),
+        script("torch_overhead", "torch_overhead_h200.json", 90, option="--json"),
+        script("groups", "groups_h200.json", 120),
+        script("product_sanitizers", "product_sanitizers_h200.json", 150),
+        script("new_loops", "new_loops_h200.json", 90),
+        tilewave("register-file-probe", "register_file_probe_h200.json", 30, ["probe", "register-file"]),
         tilewave(
             "accuracy",
             "accuracy_h200.json",
             120,
-            *("accuracy", "--data", "normal,uniform", "--k", "16,64,256,1024,4096,16384", "--size", "256"),
-            *("--contenders", "gpu-ieee,gpu-fp16x3,cublas", "--seed", "10"),
+            ["accuracy", *accuracy, "--contenders", "gpu-ieee,gpu-fp16x3,cublas"],
+        ),
+        tilewave(
+            "probes",
+            "probes_h200.json",
+            190,
+            ["probe", "all", "--profile"],
+            [("benchmarks/probe_report.py",), article],
         ),
         script("selection", "selection_h200.json", 240),
         script("ragged", "ragged_h200.json", 120),
@@ -159,9 +163,9 @@ def environment() -> dict[str, str]:
     }
 
 
-def measure(step: Step, out: Path, seconds: float) -> bool:
+def measure(step: Step, out: Path, seconds: float, anew: bool) -> bool:
     """Run a step; whether it has succeeded."""
-    if step.record and (RESULTS / step.record).exists() and not (out / step.record).exists():
+    if step.record and not anew and (RESULTS / step.record).exists() and not (out / step.record).exists():
         shutil.copyfile(RESULTS / step.record, out / step.record)
     command = [part.format(out=out, seconds=f"{seconds:g}") for part in step.command]
     print(f"== {step.name} (at most {seconds:.0f} s): {' '.join(command)}", flush=True)
@@ -231,7 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"== {step.name}: left out, {left:.0f} s are left", flush=True)
             outcomes[step.name] = False
             continue
-        outcomes[step.name] = measure(step, out, min(step.seconds, left))
+        outcomes[step.name] = measure(step, out, min(step.seconds, left), options.anew)
     print(*(f"{name}: {'succeeded' if good else 'not done'}" for name, good in outcomes.items()), sep="\n")
     return 0 if all(outcomes.values()) else 1
 
