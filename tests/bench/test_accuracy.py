@@ -129,6 +129,7 @@ def test_a_budget_ends_the_run() -> None:
         (("--k", "a"), "k 'a': whole numbers from 1"),
         (("--size", "0"), "size 0: 1 or more"),
         (("--budget", "0"), "budget 0: a positive number"),
+        (("--seed", "-1"), "seed -1: 0 or more"),
         (("--contenders", "cublas"), "there is no contender 'cublas' here; accepted are ieee, fp16x3"),
         (("nowhere.npz",), "cannot read nowhere.npz"),
         (("one.npy",), "cannot take one.npy: accepted are one .npz that holds a and b, or two .npy"),
@@ -171,3 +172,16 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(UsageError, match="is not a file of `tilewave accuracy --json`"):
             load_accuracy(path)
+
+
+def test_damaged_files_of_arrays_are_one_line(tmp_path: Path, rng: np.random.Generator) -> None:
+    a, b = rng.standard_normal((6, 8), dtype=np.float32), rng.standard_normal((8, 5), dtype=np.float32)
+    good, bad = tmp_path / "good.npz", tmp_path / "bad.npz"
+    np.savez_compressed(good, a=a, b=b)
+    whole = good.read_bytes()
+    for length in (0, 4, 100, len(whole) // 2, len(whole) - 1):
+        bad.write_bytes(whole[:length])
+        code, _, said = run(bad)
+        assert code == 2, length
+        assert said.startswith(f"tilewave: cannot read {bad}: ")
+        assert len(said.splitlines()) == 1

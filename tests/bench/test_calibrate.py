@@ -165,3 +165,6 @@ def test_the_calibration_goes_into_a_folder_that_can_be_written(
         calibrate.calibrate_command(budget=1, path=path, saved=path, into=blocked)
     with pytest.raises(UsageError, match="cannot write into"):  # before anything is measured
         calibrate.calibrate_command(budget=1, path=blocked / "readings.json", into=new)
+    with pytest.raises(UsageError, match="cannot write into"):
+        calibrate.calibrate_command(budget=1, path=tmp_path / "misspelled" / "readings.json", into=new)
+    assert not (tmp_path / "misspelled").exists()

@@ -57,7 +57,7 @@ def calibrate_command(
     measured; ``DriverError`` where there is no GPU to measure on.
     """
     if fit:
-        _check_folder(into)
+        _check_folder(into, make=True)
     if saved is not None:
         path = saved
         if not path.is_file():
@@ -86,10 +86,11 @@ def calibrate_command(
     say(f"Wrote {out}: {len(calibration['constants'])} constants, {len(calibration['factors'])} factors.")
 
 
-def _check_folder(folder: Path) -> None:
-    """Make sure that files can be written into a folder, which is made if need be."""
+def _check_folder(folder: Path, *, make: bool = False) -> None:
+    """Make sure that files can be written into a folder, which is made where asked."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        if make:
+            folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:

@@ -67,6 +67,8 @@ def _measured(
 ) -> AccuracyRun:
     if size < 1:
         raise UsageError(f"size {size}: 1 or more is accepted")
+    if seed is not None and seed < 0:
+        raise UsageError(f"seed {seed}: 0 or more is accepted")
     if budget is not None and not budget > 0:
         raise UsageError(f"budget {budget:g}: a positive number of seconds is accepted")
     if files and data is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,16 +43,21 @@ def load_operands(paths: Sequence[Path]) -> Operands:
     if [path.suffix for path in paths] not in ([".npz"], [".npy", ".npy"]):
         raise UsageError(f"cannot take {', '.join(map(str, paths))}: {accepted}")
     try:
-        if len(paths) == 1:
-            with np.load(paths[0], allow_pickle=False) as archive:
-                if not {"a", "b"} <= set(archive.files):
-                    raise UsageError(f"{paths[0]} holds {', '.join(archive.files) or 'nothing'}; {accepted}")
-                a, b = archive["a"], archive["b"]
-        else:
-            a, b = (np.load(path, allow_pickle=False) for path in paths)
+        with contextlib.ExitStack() as stack:
+            files = [stack.enter_context(path.open("rb")) for path in paths]  # NumPy leaves damaged ones open
+            if len(files) == 1:
+                with np.load(files[0], allow_pickle=False) as archive:
+                    if not {"a", "b"} <= set(archive.files):
+                        held = ", ".join(archive.files) or "nothing"
+                        raise UsageError(f"{paths[0]} holds {held}; {accepted}")
+                    a, b = archive["a"], archive["b"]
+            else:
+                a, b = (np.load(file, allow_pickle=False) for file in files)
     except UsageError:
         raise
-    except (OSError, ValueError, EOFError) as error:
+    except (
+        Exception
+    ) as error:  # missing, or damaged in one of the many ways that NumPy and zipfile tell apart
         raise UsageError(f"cannot read {' and '.join(map(str, paths))}: {error}") from error
     for name, array in (("a", a), ("b", b)):
         if array.dtype != np.float32 or array.ndim != 2:
