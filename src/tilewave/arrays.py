@@ -169,7 +169,7 @@ def _view_other(array: Any, name: str, stream: int | None) -> ArrayView:
 
 
 def _view_numpy(array: NDArray[Any], name: str, stream: int | None) -> ArrayView:
-    kind = type(array)
+    kind, owner = type(array), array
     if kind is not np.ndarray:
         if isinstance(array, np.ma.MaskedArray):
             raise OperandTypeError(
@@ -185,7 +185,7 @@ def _view_numpy(array: NDArray[Any], name: str, stream: int | None) -> ArrayView
     if array.dtype != np.float32 or not array.dtype.isnative:
         described = array.dtype.name if array.dtype.isnative else f"{array.dtype.str} (other byte order)"
         raise refuse_dtype(array, name, described)
-    return _host_view(array, array, name, "numpy")
+    return _host_view(owner, array, name, "numpy")
 
 
 def _host_view(owner: Any, array: NDArray[np.float32], name: str, framework: str) -> ArrayView:
@@ -267,7 +267,10 @@ def _view_jax(array: Any, name: str, stream: int | None) -> ArrayView:
 def _view_dlpack(array: Any, name: str, stream: int | None) -> ArrayView:
     device_type, _ = array.__dlpack_device__()
     if int(device_type) in dlpack.HOST_DEVICES:
-        host: NDArray[Any] = np.from_dlpack(array)
+        try:
+            host: NDArray[Any] = np.from_dlpack(array)
+        except BufferError as error:
+            raise UsageError(f"{name} cannot be shared through DLPack: {error}") from error
         if host.dtype != np.float32:
             raise refuse_dtype(array, name, host.dtype.name)
         return _host_view(array, host, name, "dlpack")

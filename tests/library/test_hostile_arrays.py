@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -88,3 +89,39 @@ def test_explain_says_what_it_takes(arguments: tuple[Any, ...]) -> None:
 def test_explain_takes_sizes_by_name() -> None:
     said = tilewave.explain(8, n=9, k=7, device="H200")
     assert said == tilewave.explain(8, 9, 7, device="H200")
+
+
+class Plain(np.ndarray[Any, Any]):
+    """A class of arrays whose products are those of NumPy."""
+
+
+@pytest.mark.parametrize("kind", [Plain, np.recarray, np.memmap, np.matrix])
+def test_an_out_of_another_class_is_what_comes_back(rng: Rng, tmp_path: Path, kind: type) -> None:
+    a = rng.integers(-9, 9, (3, 3)).astype(F)
+    file = np.memmap(tmp_path / "out", F, "w+", shape=(3, 3))
+    out = file if kind is np.memmap else np.full((3, 3), np.nan, F).view(kind)
+    calls: tuple[Callable[[], Any], ...] = (
+        lambda: tilewave.matmul(a, a, out=out),
+        lambda: tilewave.gemm(a, a, out=out, precision="tf32"),
+        lambda: tilewave.grouped_gemm([{"a": a, "b": a, "out": out}])[0],
+    )
+    for call in calls:
+        assert call() is out
+        assert np.array_equal(np.asarray(out), a @ a)
+        out[...] = np.nan
+
+
+class Unshared:
+    """What refuses to be shared."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+    def __dlpack__(self, **_: Any) -> object:
+        raise BufferError("not today")
+
+
+def test_what_cannot_be_shared_is_named(rng: Rng) -> None:
+    a = rng.standard_normal((3, 3), dtype=F)
+    with pytest.raises(UsageError, match="b cannot be shared through DLPack: not today"):
+        tilewave.matmul(a, Unshared())
