@@ -271,9 +271,37 @@ def test_another_blocks_memory_is_raced_for() -> None:
     body = """
     mov.u32 %r9, 1; mapa.shared::cluster.u32 %r10, %r2, %r9;
     barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned; st.shared::cluster.u32 [%r10], %r9;
+    barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
     """
     with pytest.raises(RaceError, match=r"which (warp 0|another warp) has written .* with nothing to order"):
         launch(body, block=32, grid=2, cluster=(2,), detect_races=True)
+
+
+REMOTE = {
+    "store": "st.shared::cluster.u32 [%r10], %r9;",
+    "load": "ld.shared::cluster.u32 %r9, [%r10];",
+    "arrival": "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r11];",
+}
+
+
+@pytest.mark.parametrize("access", REMOTE)
+@pytest.mark.parametrize("order", [None, 1, 2])
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_block_that_has_ended_has_no_memory(access: str, order: int | None, closed: bool) -> None:
+    """Block 0 takes long before it reaches into block 1, which ends unless both meet once more."""
+    body = f"""
+    mov.u32 %r9, 1; mapa.shared::cluster.u32 %r10, %r8, %r9; mapa.shared::cluster.u32 %r11, %r1, %r9;
+    @%p0 mbarrier.init.shared.b64 [%r1], 32; @%p0 fence.mbarrier_init.release.cluster; {MEET}
+    setp.eq.u32 %p1, %r5, 1; mov.u32 %r12, 0; @%p1 bra END;
+LONG: add.u32 %r12, %r12, 1; setp.lt.u32 %p2, %r12, 99; @%p2 bra LONG;
+    {REMOTE[access]}
+END: {MEET if closed else ""}
+    """
+    if closed:
+        launch(body, block=32, grid=2, cluster=(2,), order=order)
+        return
+    with pytest.raises(MemoryFault, match="block 1 of its cluster, which has ended"):
+        launch(body, block=32, grid=2, cluster=(2,), order=order)
 
 
 def test_launches_that_make_no_cluster() -> None:

@@ -64,7 +64,20 @@ class ClusterLanes(Lanes):
                 lane=int(lanes[bad]),
                 address=int(places[bad]),
             )
+        self.check_alive(lanes, slots)
         return slots, places & ((1 << RANK_SHIFT) - 1)
+
+    def check_alive(self, lanes: Array, slots: Array) -> None:
+        """A block's shared memory is gone when all its threads have ended."""
+        gone = self.machine.ended_blocks()[slots]
+        if gone.any():
+            bad = int(np.argmax(gone))
+            raise MemoryFault(
+                f"{self.machine.current_line}: {self.where(int(lanes[bad]))} reaches into the shared memory "
+                f"of block {int(slots[bad])} of its cluster, which has ended",
+                lane=int(lanes[bad]),
+                address=0,
+            )
 
     def transfer(
         self,

@@ -103,6 +103,7 @@ class HopperLanes(MbarrierLanes):
                         f"{self.machine.current_line}: {self.where(lane)}: the multicast mask {mask:#x} "
                         f"names blocks that a cluster of {len(self.machine.block_ids)} does not have"
                     )
+                self.check_alive(np.full(len(several), lane), np.array(several))
             self.machine.copies_in_flight.load(self, lane, tiles[lane], several, offset, place, i.line)
 
     def bulk_store(self, i: Instruction, sources: Array, tiles: dict[int, Tile], guard: Mask | None) -> None:

@@ -272,11 +272,15 @@ class HopperMachine(Machine):
         self._state[ids] = _ENDED
         self._exited[ids] = True
         slots = np.unique(ids // self.threads)
-        ended = (self._state.reshape(-1, self.threads) == _ENDED).all(axis=1)
+        ended = self.ended_blocks()
         self.copies_in_flight.check_ended([slot for slot in slots.tolist() if ended[slot]])
         for key, gathering in list(self._gatherings.items()):
             self._complete(key, gathering)
         self._complete_cluster()
+
+    def ended_blocks(self) -> npt.NDArray[np.bool_]:
+        """For each block of the cluster, whether all its threads have ended."""
+        return (self._state.reshape(-1, self.threads) == _ENDED).all(axis=1)
 
     # -- waiting --------------------------------------------------------------------------------------------
 
