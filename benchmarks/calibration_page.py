@@ -30,9 +30,12 @@ def text_of(record: dict[str, Any], calibration: dict[str, Any]) -> str:
     held_out = record["held_out"]
     populations = Counter(reading.get("drawn", "random") for reading in record["readings"])
     drawn = ", ".join(f"{count:,} {name}" for name, count in populations.most_common())
+    fitted = calibration["source"].split(": ", 1)[1]
     lines = [
-        f"{len(record['readings']):,} readings on an {record['device']} ({drawn}). The time of the candidate",
-        "that the model prefers, over that of the fastest of those measured at the product:",
+        f"{len(record['readings']):,} readings on an {record['device']} ({drawn}), of which",
+        f"{fitted}, those of kernels that were still there, were fitted.",
+        "The time of the candidate that the model prefers, over that of the fastest of those measured at the",
+        "product:",
         "",
         "| constants | products | median | 95th percentile | worst | random ones: median | 95th percentile |",
         "|---|---:|---:|---:|---:|---:|---:|",

@@ -16,6 +16,7 @@ from tilewave.kernels.arguments import Pointers
 from tilewave.kernels.families import FAMILIES
 from tilewave.planner.gemm import GemmPlan, GemmPlanner, PlanOptions
 from tilewave.planner.gemm.edges import MOST, UNIT, peeled, pointers_of
+from tilewave.planner.gemm.explain import explain_plan
 from tilewave.precision import error_in_bounds
 from tilewave.problem import Activation, GemmProblem, MatrixLayout
 from tilewave.runtime.emulated import emulate_plan
@@ -184,3 +185,15 @@ def test_strips_know_how_their_addresses_are_aligned() -> None:
             at = pointers_of(edge, problem, Pointers(1 << 20, 1 << 20, 1 << 20))
             for name in ("a", "b", "out"):
                 assert getattr(at, name) % getattr(edge.plan.problem, name).alignment == 0
+
+
+def test_candidates_are_told_to_be_those_of_the_tiles_alone() -> None:
+    """The choice's time among them is that of the tiles without the strips, which no candidate has."""
+    plan = H200.plan(product(2049, 2049, 2049))
+    rows, columns = plan.problem.m, plan.problem.n
+    assert plan.edges
+    assert (rows, columns) != (2049, 2049)
+    alone = H200.plan_in_one(plan.problem).estimate.total
+    text = explain_plan(plan)
+    assert f" cover {rows:,} x {columns:,} of the output" in text
+    assert f"for {plan.problem} alone, for which the choice is predicted to take {alone:.4g} us" in text

@@ -32,10 +32,18 @@ def explain_plan(plan: GemmPlan, loop: str | None = None) -> str:
     rejected = plan.rejected
     if rejected:
         lines = "\n".join(f"- {candidate}" for candidate in rejected)
-        parts.append(f"Turned down, {len(rejected)}:\n{lines}")
+        parts.append(f"Turned down{_alone(plan)}, {len(rejected)}:\n{lines}")
     else:
         parts.append("Nothing else was weighed.")
     return "\n\n".join(part for part in parts if part)
+
+
+def _alone(plan: GemmPlan) -> str:
+    """What candidates were weighed for where that is a part of the product, else nothing."""
+    if not plan.edges:
+        return ""
+    chosen = plan.estimate.total - sum(edge.plan.estimate.total for edge in plan.edges)
+    return f" for {plan.problem} alone, for which the choice is predicted to take {chosen:.4g} us"
 
 
 def _choice(plan: GemmPlan) -> Iterator[str]:
@@ -45,8 +53,9 @@ def _choice(plan: GemmPlan) -> Iterator[str]:
     groups = cut.tiles // max(1, raster.tiles_m * raster.tiles_n)
     batch = f" x {groups:,}" if groups > 1 else ""
     patch = f"{instance.bm} x {instance.bn}" + (f" in {instance.items} items" if instance.items > 1 else "")
+    output = f"{plan.problem.m:,} x {plan.problem.n:,} of the output" if plan.edges else "the output"
     yield (
-        f"{raster.tiles_m:,} x {raster.tiles_n:,}{batch} tiles of {patch} cover the output; "
+        f"{raster.tiles_m:,} x {raster.tiles_n:,}{batch} tiles of {patch} cover {output}; "
         f"{cut.blocks:,} blocks of {instance.threads} threads deal with them, {plan.blocks_per_sm} at once "
         f"on each of {plan.sms} SMs: {plan.waves:,} {'wave' if plan.waves == 1 else 'waves'}."
     )
