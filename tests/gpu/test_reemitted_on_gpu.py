@@ -95,9 +95,9 @@ def test_the_new_loop_is_the_default(
     for schedule in (DATA_PARALLEL, split_k(2), STREAM_K_WALK):
         product = draw(rng, instance, cut=True)
         plan = plan_of(instance, product.problem, schedule, SMS)
-        placed = PlacedOnGpu(product, device)
         seen = []
         for switch in ("0", "1"):
+            placed = PlacedOnGpu(product, device)  # anew, so that what one of them left unwritten shows
             monkeypatch.setenv(OFF_SWITCH, switch)
             unload(state)
             placed.launch(plan, stream.handle)

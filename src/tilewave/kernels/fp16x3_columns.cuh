@@ -33,6 +33,7 @@ __global__ void __launch_bounds__(COLUMNS_THREADS, 2) fp16x3_columns(const __gri
     __shared__ unsigned counts_of_blocks[LARGEST_CLUSTER][COLUMNS_ROWS][2]; // of the cluster's first block: all counts
     __shared__ unsigned largest_of_rows[COLUMNS_ROWS];
     allow_next_kernel();
+    cluster_arrive();
     const bool second = blockIdx.x >= args.operands[0].pack_blocks;
     const Unpacked& operand = args.operands[second];
     const int rank = cluster_rank(), cluster = operand.cluster;
@@ -61,6 +62,7 @@ __global__ void __launch_bounds__(COLUMNS_THREADS, 2) fp16x3_columns(const __gri
         if (lane < COLUMNS_ROWS / 4) of_warps[warp][quad * 4 + c][0] = largest;
     }
     __syncthreads();
+    cluster_wait();  // only what has begun has shared memory to store to
     if (threadIdx.x < COLUMNS_ROWS) {
         unsigned largest = 0;
 #pragma unroll
