@@ -40,7 +40,6 @@ def _stream(few: int, lanes: int, width: int, mirrored: bool) -> Stream:
     if mirrored:
         tile, thread = (many, few), (each, few)
     a, b = streams.accesses(None, Access(Contiguous.OTHER, width), mirrored)
-    side = "columns" if mirrored else "rows"
     instance = Instance(
         name=f"column_stream_{tile[0]}x{tile[1]}_{width}b" + ("_mirrored" if mirrored else ""),
         family=name,
@@ -55,7 +54,7 @@ def _stream(few: int, lanes: int, width: int, mirrored: bool) -> Stream:
         shared_bytes=_shared_bytes(few, lanes, each),
         a=a,
         b=b,
-        reason=f"up to {few} {side}; long side in steps of {many}, by {width} bytes",
+        reason=f"{streams.at_most(few, mirrored)}; long side in steps of {many}, by {width} bytes",
         k_groups=groups,
         sequential=False,
     )

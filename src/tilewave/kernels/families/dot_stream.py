@@ -35,7 +35,7 @@ def _stream(few: int, width: int, mirrored: bool) -> Stream:
     if mirrored:
         tile, thread = (many, few), (lines, few)
     flags = ", ".join(str(flag).lower() for flag in (width == 16, mirrored))
-    reason = f"up to {few} {'columns' if mirrored else 'rows'}, by {width} bytes along K"
+    reason = f"{streams.at_most(few, mirrored)}, by {width} bytes along K"
     instance = Instance(
         name=f"dot_stream_{tile[0]}x{tile[1]}_{width}b" + ("_mirrored" if mirrored else ""),
         family=name,

@@ -33,7 +33,7 @@ class _Tile:
 _STAGES = 3
 _TILES = (
     _Tile(128, 128, 8, 16, 8, 2, "products of several hundred rows and columns and more"),
-    _Tile(64, 64, 16, 8, 8, 4, "products that are no multiples of more, or of few tiles in all"),
+    _Tile(64, 64, 16, 8, 8, 4, "products that larger tiles do not fit, or that are few tiles in all"),
     _Tile(16, 128, 16, 4, 8, 4, "a few rows each, as of experts that few tokens come to"),
     _Tile(128, 16, 16, 8, 4, 4, "a few columns each"),
     _Tile(32, 32, 16, 4, 4, 8, "small products"),

@@ -19,9 +19,9 @@ _TASK_BYTES = 256
 _TILES = (
     (2, 4, 1, "the fewest loads from shared memory a multiply-add, for wide products"),
     (4, 2, 1, "the fewest loads from shared memory a multiply-add, for tall products"),
-    (2, 2, 2, "half the tile: fuller waves and less waste at the edges, two blocks an SM"),
-    (2, 1, 4, "a quarter of the tile for tall C, columns from 64 on"),
-    (1, 2, 4, "a quarter of the tile for wide C, rows from 64 on"),
+    (2, 2, 2, "half the largest tile: fuller waves and less waste at the edges, two blocks an SM"),
+    (2, 1, 4, "a quarter of the largest tile for tall C, columns from 64 on"),
+    (1, 2, 4, "a quarter of the largest tile for wide C, rows from 64 on"),
     (1, 1, 8, "a warp a tile: the least waste at edges and in the last wave"),
 )
 _WORDS = {16: "operands on 16 bytes", 4: "any lengths and strides"}

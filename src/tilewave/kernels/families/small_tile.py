@@ -36,7 +36,7 @@ _TILES = (
     _Tile(64, 32, 32, 8, 4, 4, 3, 2, "small C, taller than wide"),
     _Tile(32, 64, 32, 4, 8, 4, 3, 2, "small C, wider than tall"),
     _Tile(32, 32, 32, 4, 4, 4, 3, 3, "C of few hundred rows and columns"),
-    _Tile(32, 32, 32, 8, 4, 8, 3, 2, "the same over a deep K, with fewer loads a multiply-add"),
+    _Tile(32, 32, 32, 8, 4, 8, 3, 2, "C of few hundred rows and columns over a deep K, with fewer loads"),
     _Tile(128, 32, 16, 8, 4, 2, 3, 2, "columns up to 32"),
     _Tile(32, 128, 16, 4, 8, 2, 3, 2, "rows up to 32"),
     _Tile(64, 16, 32, 8, 4, 4, 4, 4, "columns up to 16"),

@@ -18,6 +18,12 @@ def few_of(problem: GemmProblem, mirrored: bool) -> int:
     return problem.n if mirrored else problem.m
 
 
+def at_most(few: int, mirrored: bool) -> str:
+    """How many lines of the short operand a tile has, in words."""
+    line = "column" if mirrored else "row"
+    return f"one {line}" if few == 1 else f"up to {few} {line}s"
+
+
 def long_operand(problem: GemmProblem, mirrored: bool) -> MatrixLayout:
     """The layout of the operand that is streamed, with its lines as rows and K along them."""
     return problem.a if mirrored else problem.b.transposed
