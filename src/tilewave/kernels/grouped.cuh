@@ -150,6 +150,15 @@ struct AnyOperand {
     }
 };
 
+// One work item, its operands read as A and B say. (As a generic lambda, NVRTC 13.0 takes it for a host function.)
+template <int BM, int BN, int BK, int TM, int TN, int STAGES>
+struct GroupTile {
+    template <class A, class B>
+    static __device__ __forceinline__ void compute(const GemmArgs& args, Task& task) {
+        small_tile_block<BM, BN, BK, TM, TN, 1, STAGES, A, B>(args, task, [](Task*, bool first) { return first; });
+    }
+};
+
 template <int BM, int BN, int BK, int TM, int TN, int STAGES, int MIN_BLOCKS>
 __global__ void __launch_bounds__((BM / TM) * (BN / TN), MIN_BLOCKS) grouped(const __grid_constant__ GroupArgs group) {
     constexpr int THREADS = (BM / TM) * (BN / TN);
@@ -198,10 +207,7 @@ __global__ void __launch_bounds__((BM / TM) * (BN / TN), MIN_BLOCKS) grouped(con
         }
         __syncthreads();
         const GemmArgs& args = form.args;
-        const auto once = [](Task*, bool first) { return first; };
-        const auto compute = [&](auto a, auto b) {
-            small_tile_block<BM, BN, BK, TM, TN, 1, STAGES, decltype(a), decltype(b)>(args, task, once);
-        };
+        using Tile = GroupTile<BM, BN, BK, TM, TN, STAGES>;
         using AnyA = AnyOperand<BM, BK, THREADS>;
         using AnyB = AnyOperand<BN, BK, THREADS>;
         using AlongM = SmallOperand<BM, BK, THREADS, false, 16>;
@@ -209,11 +215,11 @@ __global__ void __launch_bounds__((BM / TM) * (BN / TN), MIN_BLOCKS) grouped(con
         using AOfK = SmallOperand<BM, BK, THREADS, true, 16>;
         using BOfK = SmallOperand<BN, BK, THREADS, true, 16>;
         switch (form.access) {
-            case GROUP_VECTORS: compute(AlongM(), AlongN()); break;
-            case GROUP_VECTORS | GROUP_A_ALONG_K: compute(AOfK(), AlongN()); break;
-            case GROUP_VECTORS | GROUP_B_ALONG_K: compute(AlongM(), BOfK()); break;
-            case GROUP_VECTORS | GROUP_A_ALONG_K | GROUP_B_ALONG_K: compute(AOfK(), BOfK()); break;
-            default: compute(AnyA(), AnyB());
+            case GROUP_VECTORS: Tile::template compute<AlongM, AlongN>(args, task); break;
+            case GROUP_VECTORS | GROUP_A_ALONG_K: Tile::template compute<AOfK, AlongN>(args, task); break;
+            case GROUP_VECTORS | GROUP_B_ALONG_K: Tile::template compute<AlongM, BOfK>(args, task); break;
+            case GROUP_VECTORS | GROUP_A_ALONG_K | GROUP_B_ALONG_K: Tile::template compute<AOfK, BOfK>(args, task); break;
+            default: Tile::template compute<AnyA, AnyB>(args, task);
         }
     }
 }
