@@ -134,6 +134,17 @@ def test_nan_and_infinities_are_those_of_ieee(rng: Generator) -> None:
     assert multiply_accumulate(np.ones((1, 1)), np.ones((1, 1)), c)[0, 0] == np.inf
 
 
+@pytest.mark.parametrize("core", [HOPPER_BF16, HOPPER_TF32], ids=lambda core: f"{core.products} products")
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_sum_that_overflows_stays_infinite(core: TensorCore, sign: int) -> None:
+    """Whatever later steps add: nothing, more of it, or as much of the other sign."""
+    for later in (0.0, 1.0, 2.0**100, -(2.0**100)):
+        a = np.full((1, 3 * core.products), later)
+        a[0, : core.products] = 2.0**100
+        found = multiply_accumulate(sign * a, np.full((a.shape[1], 1), 2.0**100), core=core)
+        assert found[0, 0] == sign * np.inf, later
+
+
 def test_batches_broadcast(rng: Generator) -> None:
     a, b = draw(rng, (2, 1, 3, 16), HOPPER_F16), draw(rng, (4, 16, 5), HOPPER_F16)
     c = rng.standard_normal((4, 3, 5)).astype(F32)

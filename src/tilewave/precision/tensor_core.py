@@ -101,6 +101,10 @@ def _steps(a: Float64, b: Float64, c: Float32, core: TensorCore) -> Float64:
     term, largest = np.empty_like(total), np.empty_like(total)
     for first in range(0, a.shape[-1], core.products):
         group = range(first, min(first + core.products, a.shape[-1]))
+        overflowed = np.isinf(total)
+        if any_overflowed := bool(overflowed.any()):
+            infinities = total[overflowed]
+            total[overflowed] = 0.0
         np.copyto(largest, _power_of_two(total))
         for k in group:
             np.multiply(power_a[:, k, None], power_b[k], out=term)
@@ -116,6 +120,8 @@ def _steps(a: Float64, b: Float64, c: Float32, core: TensorCore) -> Float64:
             np.add(total, term, out=total)
         np.divide(total, largest, out=total)
         total = _cut_to_float32(total)
+        if any_overflowed:
+            total[overflowed] = infinities  # whatever is added to them
     if special is not None:
         total = np.where(np.isfinite(special), total, special)
     return total

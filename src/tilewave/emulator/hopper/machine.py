@@ -280,7 +280,8 @@ class HopperMachine(Machine):
 
     def ended_blocks(self) -> npt.NDArray[np.bool_]:
         """For each block of the cluster, whether all its threads have ended."""
-        return (self._state.reshape(-1, self.threads) == _ENDED).all(axis=1)
+        ended: npt.NDArray[np.bool_] = (self._state.reshape(-1, self.threads) == _ENDED).all(axis=1)
+        return ended
 
     # -- waiting --------------------------------------------------------------------------------------------
 
