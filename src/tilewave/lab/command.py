@@ -131,9 +131,14 @@ def ladder_command(
         sys.exit(1)
 
 
-def emulation_notice(reason: str | None, spec: DeviceSpec, asked: bool) -> str:
-    """What to tell a user who gets the emulator, because of ``reason`` or because they asked for it."""
+def emulation_notice(reason: str | None, spec: DeviceSpec | None, asked: bool) -> str:
+    """What to tell a user who gets the emulator, because of ``reason`` or because they asked for it.
+
+    ``spec`` is the GPU that kernels are compiled for, None where none of them are emulated.
+    """
     why = "As asked" if asked or reason is None else f"No GPU was found ({reason})"
+    if spec is None:
+        return f"{why}: there are no times."
     return (
         f"{why}: every kernel is compiled for {spec.name} ({spec.arch}), "
         "executed and counted in the emulator. There are no times."

@@ -68,7 +68,8 @@ def probe_command(
     gpu: Gpu | None = None
     if emulated:
         asked = emulate or device is not None
-        console.print(emulation_notice(found.reason, spec, asked), style="bold")
+        # The probe of the register file says itself for which GPU its kernels are, and what runs them.
+        console.print(emulation_notice(found.reason, spec if probes else None, asked), style="bold")
     else:
         gpu, spec, notice = open_gpu()
         console.print(notice, style="bold")
