@@ -25,7 +25,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark", "--timeout=120")
+PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark")
+# By a thread, which ends the process: a signal is not seen by one that waits for a kernel that never ends.
+PYTEST += ("--timeout=120", "--timeout-method=thread")
 ALONE = ("timing", "power", "profile", "bench", "probes", "warm")
 """Tests that measure: nothing else may run beside them."""
 

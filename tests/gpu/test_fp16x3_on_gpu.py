@@ -67,6 +67,20 @@ def test_layouts_ragged_sizes_and_batches(
             assert error <= 1, (m, n, k, item)
 
 
+@pytest.mark.parametrize("blocks", range(1, 10))
+def test_k_shared_by_the_blocks_of_a_cluster(
+    blocks: int, hopper: DeviceSpec, device: Device, rng: Rng
+) -> None:
+    """Columns are packed by clusters of every size; of nine blocks there is none, and they are scanned."""
+    k = 1024 * blocks - int(rng.integers(0, 900))
+    m, n = (int(size) for size in rng.integers(2, 150, 2))
+    a, b = rng.standard_normal((k, m), F), rng.standard_normal((k, n), F)
+    left, right = on(device, a), on(device, b)
+    for _ in range(3):
+        found = product(left, right, transpose_a=True).to_numpy()
+        assert error_in_mode_bounds("fp16x3", found, np.ascontiguousarray(a.T), b) <= 1, (m, n, k)
+
+
 def test_all_tiles_and_packed_operands_give_the_same_bits(
     hopper: DeviceSpec, device: Device, stream: Stream, rng: Rng
 ) -> None:
