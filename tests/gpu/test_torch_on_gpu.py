@@ -18,7 +18,11 @@ from tilewave.runtime.driver import Device
 from tilewave.runtime.kernels import gpu_state
 from tilewave.runtime.workspace import workspace_pool
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    # PyTorch's own, of switches and of threads of autograd that meet cuBLAS before a context.
+    pytest.mark.filterwarnings("ignore:.*(TF32 behavior|TensorFloat32|run cuBLAS):UserWarning"),
+]
 torch = pytest.importorskip("torch")
 tilewave_torch = pytest.importorskip("tilewave.torch")
 
@@ -99,6 +103,7 @@ def test_transforms_and_opcheck() -> None:
     torch.library.opcheck(torch.ops.tilewave.gemm.default, arguments, {"activation": "gelu"})
 
 
+@pytest.mark.filterwarnings("ignore")  # of the compiler's own making
 @pytest.mark.parametrize("mode", [None, "reduce-overhead"])
 def test_h111_inductor(mode: Any) -> None:
     """Compiled by inductor, with CUDA graphs in the second case: no graph break, the same bits."""
