@@ -283,7 +283,10 @@ def device_spec(device: str | int | DeviceSpec | None) -> DeviceSpec:
     if isinstance(device, str):
         return get_spec(device)
     if device is None and gpu_for_host_operands() is None:
-        raise UsageError("this machine has no usable GPU; name one to plan for, such as device='H200'")
+        raise UsageError(
+            "this machine has no usable GPU; name one to plan for, such as device='H200' "
+            "(in a command: --device H200)"
+        )
     if device is not None and (not isinstance(device, int) or isinstance(device, bool)):
         raise UsageError(f"device is {device!r}; accepted are a GPU's name, its number, and a DeviceSpec")
     from tilewave.runtime.kernels import gpu_state
