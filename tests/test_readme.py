@@ -70,6 +70,11 @@ def test_the_options_in_the_table_exist(command: str) -> None:
             assert argument in shown.output
 
 
+def test_every_page_can_be_found_from_here() -> None:
+    linked = set(re.findall(r"\]\(docs/([\w-]+\.md)\)", README))
+    assert linked == {path.name for path in (ROOT / "docs").glob("*.md")}
+
+
 def test_pictures_and_links_are_in_the_repository() -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         if not target.startswith("http"):
