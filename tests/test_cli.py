@@ -202,10 +202,12 @@ def test_picture_shows_the_rungs_and_sizes_asked_for(tmp_path: Path) -> None:
         assert said in err
 
 
-def test_explain_is_the_library_s_plan() -> None:
-    arguments = ["explain", "300", "200", "5000", "--device", "H200", "--layouts", "TN", "--batch", "3"]
-    shown = CliRunner().invoke(app, arguments)
-    found = tilewave.plan(300, 200, 5000, device="H200", layouts="TN", batch=3)
+@pytest.mark.parametrize("precision", ["ieee", "fp16x3"])
+def test_explain_is_the_library_s_plan(precision: str) -> None:
+    arguments = ["explain", "3000", "2000", "5000", "--device", "H200", "--layouts", "TN", "--batch", "3"]
+    shown = CliRunner().invoke(app, [*arguments, "--precision", precision])
+    found = tilewave.plan(3000, 2000, 5000, device="H200", layouts="TN", batch=3, precision=precision)
+    assert found.problem.precision.value == precision
     assert shown.exit_code == 0
     assert shown.stdout == f"{found}\n\n{tilewave.explain(found)}\n"
 

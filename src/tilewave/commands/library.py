@@ -76,11 +76,14 @@ def explain(
     schedule: Annotated[
         str | None, typer.Option(help="Ask for a schedule, such as split_k:8.", metavar="NAME")
     ] = None,
+    precision: Annotated[str, typer.Option(help="ieee, or fp16x3 on Hopper.", metavar="NAME")] = "ieee",
 ) -> None:
     """Show how `tilewave.matmul` would compute an M x N x K product, and why; needs no GPU."""
     import tilewave
 
-    found = tilewave.plan(m, n, k, device=device, batch=batch, layouts=layouts, schedule=schedule)
+    found = tilewave.plan(
+        m, n, k, device=device, batch=batch, layouts=layouts, schedule=schedule, precision=precision
+    )
     typer.echo(f"{found}\n\n{tilewave.explain(found)}")
 
 
