@@ -211,6 +211,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="where records and outputs go")
     parser.add_argument("--budget", type=float, default=3600.0, help="seconds for all steps together")
     parser.add_argument(
+        "--anew", action="store_true", help="measure everything, whatever benchmarks/results has already"
+    )
+    parser.add_argument(
         "--pages", action="store_true", help="only make the pages of these steps, without a GPU"
     )
     parser.add_argument("--list", action="store_true", help="only say what the steps are")
