@@ -48,7 +48,7 @@ class Step:
 
 def tests(name: str, files: Sequence[str], workers: int, seconds: float) -> Step:
     paths = [f"tests/gpu/test_{file}_on_gpu.py" for file in files]
-    # A worker that waits for a kernel that never ends sees no signal; a thread ends it, and another one goes on.
+    # A worker that waits for a kernel without end sees no signal; a thread ends it, and another one goes on.
     method = ("--timeout-method=thread",) if workers else ()
     return Step(name, (*PYTEST, *method, "-n", str(workers), *paths), seconds)
 
