@@ -89,6 +89,13 @@ class _Library:
         """As the function `compute`. a and b are looked at in line: calls are what time goes into."""
         raise NotImplementedError
 
+    def current(self, device: int) -> int:
+        """The library's current stream, asked only where a launch was kept.
+
+        PyTorch initialises CUDA for it, which a process with nothing but tensors of the CPU may not want.
+        """
+        raise NotImplementedError
+
     def see(self, array: Any, device: int) -> tuple[Any, int] | None:
         """What a launch hangs on in an array, and its address; None for what only the long way can judge."""
         raise NotImplementedError
@@ -112,7 +119,6 @@ class _Library:
         bias: Any,
         out: Any,
         stream: Any,
-        current: int,
     ) -> Any:
         """A call with more than a and b, whose part of the key is ``key``."""
         seen_c, seen_bias, seen_out = (
@@ -125,7 +131,7 @@ class _Library:
         launch = self.launches.get(key)
         if launch is None:
             return Miss(self.launches, key)
-        handle = current
+        handle = current = self.current(device)
         if stream is not None:
             from tilewave.runtime.interop import stream_handle
 
@@ -204,21 +210,24 @@ class _Torch(_Library):
                 b.stride(),
                 at_b & _VECTOR_MASK,
             )
-            current = self._current_stream(device)
             if c is None and bias is None and out is None and stream is None:
                 launch = self.launches.get(key)
                 if launch is None:
                     return Miss(self.launches, key)
+                current = self._current_stream(device)
                 result, at_result = self.empty(a, launch)
                 if at_result & _VECTOR_MASK or not launch(at_a, at_b, 0, 0, at_result, current):
                     return MISSED
                 return result
-            result = self.compute_more(key, device, a, b, at_a, at_b, c, bias, out, stream, current)
+            result = self.compute_more(key, device, a, b, at_a, at_b, c, bias, out, stream)
         except RuntimeError:  # a tensor without memory, or no memory for the result
             return MISSED
         if result is out and out is not None and not out.is_inference():
             self._changed(out)
         return result
+
+    def current(self, device: int) -> int:
+        return int(self._current_stream(device))
 
     def see(self, array: Any, device: int) -> tuple[Any, int] | None:
         if (
@@ -278,16 +287,19 @@ class _Cupy(_Library):
         )
         if self._several and out is None and self._current_device() != device:
             return MISSED  # memory for the result would come from another GPU
-        current = int(self._current_stream(device).ptr)
         if c is None and bias is None and out is None and stream is None:
             launch = self.launches.get(key)
             if launch is None:
                 return Miss(self.launches, key)
+            current = int(self._current_stream(device).ptr)
             result, at_result = self.empty(a, launch)
             if at_result & _VECTOR_MASK or not launch(at_a, at_b, 0, 0, at_result, current):
                 return MISSED
             return result
-        return self.compute_more(key, device, a, b, at_a, at_b, c, bias, out, stream, current)
+        return self.compute_more(key, device, a, b, at_a, at_b, c, bias, out, stream)
+
+    def current(self, device: int) -> int:
+        return int(self._current_stream(device).ptr)
 
     def see(self, array: Any, device: int) -> tuple[Any, int] | None:
         if type(array) is not self._array or array.dtype is not self._float32:

@@ -502,3 +502,21 @@ def test_edges_follow_their_tiles_in_the_stream(warm_gpu: Gpu) -> None:
             {a.data_ptr() + last * 2049, b.data_ptr()},
             {a.data_ptr(), b.data_ptr() + last},
         ]
+
+
+def test_nobody_asks_for_a_stream_before_a_launch_is_kept(
+    warm_gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch would initialise CUDA for it, which a process with tensors of the CPU alone may not want."""
+    made = warm._library_of(Tensor)
+    assert made is not None
+    a = Tensor(np.ones((4, 4), F))
+    monkeypatch.setattr(a, "get_device", lambda: -1)  # as a tensor of the CPU says
+
+    def asked(device: int) -> int:
+        raise AssertionError("a stream was asked for")
+
+    monkeypatch.setattr(made, "_current_stream", asked)
+    for out in (None, a):
+        found = made.compute(a, a, None, None, out, None, ())
+        assert isinstance(found, warm.Miss)
