@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from ladders import made_up_ladder
 from report_data import LADDER
 
 from tilewave.device import get_spec, spec_names
@@ -16,10 +17,10 @@ from tilewave.lab.records import load_ladder
 from tilewave.lab.registry import get_rung, load_rungs
 from tilewave.lab.report.banks import banks, requests
 from tilewave.lab.report.follow import follow
-from tilewave.lab.report.roofline import asked_bytes, roof
+from tilewave.lab.report.roofline import asked_bytes, roof, roofline
 from tilewave.lab.report.schedules import RUNGS as SCHEDULED
 from tilewave.lab.report.schedules import assign
-from tilewave.lab.report.svg import round_ticks, spread
+from tilewave.lab.report.svg import CHARACTER, WIDTH, round_ticks, spread
 from tilewave.lab.report.tiling import owners, rectangles
 from tilewave.lab.report.timelines import RUNGS as TIMED
 from tilewave.lab.report.timelines import SLICES, timeline
@@ -193,6 +194,20 @@ def test_the_roof_has_a_ridge(name: str) -> None:
     ridge = spec.peak_fp32_tflops * 1000 / spec.bandwidth_gb_s
     assert roof(spec, ridge / 2) == pytest.approx(spec.peak_fp32_tflops / 2)
     assert roof(spec, ridge) == roof(spec, 9 * ridge) == pytest.approx(spec.peak_fp32_tflops)
+
+
+@pytest.mark.parametrize("name", spec_names())
+def test_names_of_points_lie_in_the_picture(name: str, rng: np.random.Generator) -> None:
+    for _ in range(20):
+        ladder = made_up_ladder(rng, timed=not rng.integers(4), sizes=(4096,), rungs=23)
+        for panel in roofline(ladder, get_spec(name), 4096).panels:
+            for mark in panel.drawing.marks:
+                if mark.tag == "text" and mark.text:
+                    length, x = CHARACTER * len(mark.text), float(mark.attrib["x"])
+                    before = {"start": 0, "middle": length / 2, "end": length}
+                    left = x - before[mark.attrib.get("text-anchor", "start")]
+                    assert left > -CHARACTER, mark.text
+                    assert left + length < WIDTH + CHARACTER, mark.text
 
 
 # -- places -------------------------------------------------------------------------------------------------

@@ -158,11 +158,14 @@ def _overview(found: list[Point], spec: DeviceSpec, size: int, ladder: Ladder) -
             else numbers([point.row.rung for point in cluster])
         )
         # Left of the points, where there is room on any roofline, but for those at the very left.
-        across, up = min(px for px, _ in places) - 8, sum(py for _, py in places) / len(places)
-        if across - CHARACTER * len(label) > _LEFT:
-            drawing.text(across, up + 4, label, anchor="end")
+        left, behind = min(px for px, _ in places) - 8, max(px for px, _ in places) + 8
+        up = sum(py for _, py in places) / len(places)
+        if CHARACTER * len(label) > max(left - _LEFT, right - behind):
+            label = f"{len(cluster)} rungs"  # the table says which
+        if left - CHARACTER * len(label) > _LEFT:
+            drawing.text(left, up + 4, label, anchor="end")
         else:
-            drawing.text(max(px for px, _ in places) + 8, up + 4, label)
+            drawing.text(behind, up + 4, label)
     return Panel(drawing, _said(found, spec, ridge), _table(found, spec, size))
 
 
