@@ -46,7 +46,7 @@ def test_contenders_hold_the_choice_its_schedules_and_kernels_seldom_read(draw: 
     for _ in range(100):
         _, problem = draw_problem(draw)
         chosen = contenders_of(planner, problem, draw, {})
-        plan = planner.plan(problem)
+        plan = planner.plan_in_one(problem)
         names = [candidate.instance.name for candidate in chosen]
         assert (plan.instance.name, plan.schedule) in [(c.instance.name, c.schedule) for c in chosen]
         assert len({str(candidate) for candidate in chosen}) == len(chosen)
