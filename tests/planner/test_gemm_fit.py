@@ -51,10 +51,12 @@ def test_a_fit_finds_factors_and_improves_choices(truth, rng: Generator) -> None
     measured, held_out = readings(truth, draw, 500), readings(truth, draw, 200)
     before = Fit(held_out, H200, FAKES).root_mean_square()
     fit = Fit(measured, H200, FAKES)
+    without = fit.root_mean_square()
     fitted = fit.run()
-    assert fit.root_mean_square() < 0.1
+    # Over 163 draws the first ratio was 0.24 on average and 0.38 at most, the second 0.31 and 0.49.
+    assert fit.root_mean_square() < 0.6 * without
     after = Fit(held_out, H200, FAKES, fitted)
-    assert after.root_mean_square() < 0.5 * before
+    assert after.root_mean_square() < 0.7 * before
     assert fitted.launch.value == pytest.approx(4.0, rel=0.25)
 
     def median_loss(costs) -> float:
