@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -77,7 +78,7 @@ def keep(miss: Miss, call: GemmCall, options: PlanOptions) -> None:
             launches[miss.key] = launch
 
 
-class _Library:
+class _Library(ABC):
     """The arrays of one library. ``kinds`` are the types that are nothing but memory with a shape."""
 
     kinds: tuple[type, ...]
@@ -85,25 +86,26 @@ class _Library:
     def __init__(self) -> None:
         self.launches: dict[Any, PreparedGemm] = {}
 
+    @abstractmethod
     def compute(self, a: Any, b: Any, c: Any, bias: Any, out: Any, stream: Any, options: Any) -> Any:
         """As the function `compute`. a and b are looked at in line: calls are what time goes into."""
-        raise NotImplementedError
 
+    @abstractmethod
     def current(self, device: int) -> int:
         """The library's current stream, asked only where a launch was kept.
 
         PyTorch initialises CUDA for it, which a process with nothing but tensors of the CPU may not want.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def see(self, array: Any, device: int) -> tuple[Any, int] | None:
         """What a launch hangs on in an array, and its address; None for what only the long way can judge."""
-        raise NotImplementedError
 
+    @abstractmethod
     def empty(self, like: Any, launch: PreparedGemm) -> tuple[Any, int]:
         """New memory for a result in the order of the current stream, and its address."""
-        raise NotImplementedError
 
+    @abstractmethod
     def used_by(self, arrays: tuple[Any, ...], stream: int, device: int) -> None:
         """Note that work on another stream than the library's current one uses these arrays."""
 
@@ -313,6 +315,9 @@ class _Cupy(_Library):
     def empty(self, like: Any, launch: PreparedGemm) -> tuple[Any, int]:
         made = self._array(launch.shape, self._float32)
         return made, made.data.ptr
+
+    def used_by(self, arrays: tuple[Any, ...], stream: int, device: int) -> None:
+        """CuPy leaves it to its user to keep arrays until another stream is done with them."""
 
 
 _libraries: dict[type, _Library | None] = {}

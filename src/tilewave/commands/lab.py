@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from tilewave.commands.app import app
+from tilewave.commands.options import Budget, Emulate, Emulated, Jobs, Kept, Results, Rungs, Saved, Seed
 
 
 @app.command()
@@ -16,26 +17,12 @@ def ladder(
         str | None,
         typer.Option(help="N of the N x N x N products, such as 1024,2048.", metavar="N,N,..."),
     ] = None,
-    rungs: Annotated[
-        str | None, typer.Option(help="Which rungs, such as 1-5,9; all by default.", metavar="LIST")
-    ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(help="The GPU model to emulate (see `tilewave info`).", metavar="NAME"),
-    ] = None,
-    budget: Annotated[
-        float | None,
-        typer.Option(help="Start nothing that would take longer than this in all.", metavar="SECONDS"),
-    ] = None,
-    json: Annotated[
-        Path | None,
-        typer.Option(help="Keep the results here, and go on from those already there.", metavar="FILE"),
-    ] = None,
-    emulate: Annotated[bool, typer.Option("--emulate", help="Emulate even if there is a GPU.")] = False,
-    jobs: Annotated[
-        int | None,
-        typer.Option(help="Processes that compile and emulate; one a core by default.", metavar="N"),
-    ] = None,
+    rungs: Rungs = None,
+    device: Emulated = None,
+    budget: Budget = None,
+    json: Kept = None,
+    emulate: Emulate = False,
+    jobs: Jobs = None,
 ) -> None:
     """Climb the ladder: compile, check and count every rung; on a GPU, time it against cuBLAS too."""
     from tilewave.lab.command import ladder_command
@@ -53,29 +40,19 @@ def ladder(
 
 @app.command()
 def selftest(
-    rungs: Annotated[
-        str | None, typer.Option(help="Which rungs, such as 1-5,9; all by default.", metavar="LIST")
-    ] = None,
+    rungs: Rungs = None,
     library: Annotated[
         bool, typer.Option("--library", help="The library's kernels; without --rungs, no rungs.")
     ] = False,
-    device: Annotated[
-        str | None,
-        typer.Option(help="The GPU model to emulate (see `tilewave info`).", metavar="NAME"),
-    ] = None,
-    emulate: Annotated[bool, typer.Option("--emulate", help="Emulate even if there is a GPU.")] = False,
-    seed: Annotated[
-        int | None, typer.Option(help="Seed of the data, to repeat a run; fresh by default.", metavar="N")
-    ] = None,
+    device: Emulated = None,
+    emulate: Emulate = False,
+    seed: Seed = None,
     budget: Annotated[
         float | None,
         typer.Option(help="Start nothing that would take longer than this in all; 60.", metavar="SECONDS"),
     ] = None,
-    json: Annotated[Path | None, typer.Option(help="Write all results here.", metavar="FILE")] = None,
-    jobs: Annotated[
-        int | None,
-        typer.Option(help="Processes that compile and emulate; one a core by default.", metavar="N"),
-    ] = None,
+    json: Results = None,
+    jobs: Jobs = None,
 ) -> None:
     """Test every kernel on your GPU against float64, and say what to report if something differs."""
     from tilewave.lab.selftest_command import selftest_command
@@ -102,20 +79,11 @@ def probe(
         str | None,
         typer.Option(help="N of the N x N x N products; each probe's own by default.", metavar="N,N,..."),
     ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(help="The GPU model to emulate (see `tilewave info`).", metavar="NAME"),
-    ] = None,
-    emulate: Annotated[bool, typer.Option("--emulate", help="Emulate even if there is a GPU.")] = False,
-    budget: Annotated[
-        float | None,
-        typer.Option(help="Start nothing that would take longer than this in all.", metavar="SECONDS"),
-    ] = None,
-    json: Annotated[Path | None, typer.Option(help="Write all results here.", metavar="FILE")] = None,
-    jobs: Annotated[
-        int | None,
-        typer.Option(help="Processes that compile and emulate; one a core by default.", metavar="N"),
-    ] = None,
+    device: Emulated = None,
+    emulate: Emulate = False,
+    budget: Budget = None,
+    json: Results = None,
+    jobs: Jobs = None,
     profile: Annotated[
         bool | None,
         typer.Option(
@@ -155,9 +123,7 @@ def power(
         list[Path] | None,
         typer.Option(help="An earlier run's JSON: what varies between runs counts too.", metavar="FILE"),
     ] = None,
-    saved: Annotated[
-        Path | None, typer.Option("--from", help="Show a run that was made; needs no GPU.", metavar="FILE")
-    ] = None,
+    saved: Saved = None,
     json: Annotated[Path | None, typer.Option(help="Write the run here.", metavar="FILE")] = None,
 ) -> None:
     """Run a rung and cuBLAS in turn for a while: throughput beside clocks, power, heat, and a verdict."""
@@ -175,11 +141,8 @@ def profile(
     size: Annotated[
         str | None, typer.Option(help="N of the N x N x N product; 2048 by default.", metavar="N")
     ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(help="The GPU model to emulate (see `tilewave info`).", metavar="NAME"),
-    ] = None,
-    emulate: Annotated[bool, typer.Option("--emulate", help="Emulate even if there is a GPU.")] = False,
+    device: Emulated = None,
+    emulate: Emulate = False,
     saved: Annotated[
         Path | None,
         typer.Option(
@@ -193,10 +156,7 @@ def profile(
         typer.Option(help="Give the profiler no longer than this.", metavar="SECONDS"),
     ] = None,
     json: Annotated[Path | None, typer.Option(help="Write the figures here.", metavar="FILE")] = None,
-    jobs: Annotated[
-        int | None,
-        typer.Option(help="Processes that compile and emulate; one a core by default.", metavar="N"),
-    ] = None,
+    jobs: Jobs = None,
 ) -> None:
     """Show rungs as predicted, emulated and profiled, beside the kernel that cuBLAS chose."""
     from tilewave.lab.profile.command import profile_command
@@ -287,10 +247,7 @@ def report(
     png: Annotated[
         Path | None, typer.Option(help="Write each picture here too, as PNG and SVG.", metavar="FOLDER")
     ] = None,
-    jobs: Annotated[
-        int | None,
-        typer.Option(help="Processes that compile and emulate; one a core by default.", metavar="N"),
-    ] = None,
+    jobs: Jobs = None,
 ) -> None:
     """Make one page of a ladder: throughput, tiles, bank maps, timelines, schedules, roofline, power."""
     from tilewave.lab.report.command import report_command

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from tilewave.commands.app import app
+from tilewave.commands.options import Batch, Budget, Columns, Depth, Kept, Model, Rows, Saved, Seed
 
 
 @app.command()
@@ -38,14 +39,11 @@ def calibrate(
 # A negative size is an argument for our own error, not an unknown option.
 @app.command(context_settings={"ignore_unknown_options": True})
 def plan(
-    m: Annotated[int, typer.Argument(help="Rows of A and C.")],
-    n: Annotated[int, typer.Argument(help="Columns of B and C.")],
-    k: Annotated[int, typer.Argument(help="Columns of A, rows of B.")],
-    device: Annotated[
-        str | None,
-        typer.Option(help="The GPU model (see `tilewave info`); the GPU here by default.", metavar="NAME"),
-    ] = None,
-    batch: Annotated[int, typer.Option(help="Products of this size.", metavar="N")] = 1,
+    m: Rows,
+    n: Columns,
+    k: Depth,
+    device: Model = None,
+    batch: Batch = 1,
     family: Annotated[
         str, typer.Option(help="The candidates: three, stream-k or all.", metavar="NAME")
     ] = "stream-k",
@@ -62,14 +60,11 @@ def plan(
 
 @app.command(context_settings={"ignore_unknown_options": True})
 def explain(
-    m: Annotated[int, typer.Argument(help="Rows of A and C.")],
-    n: Annotated[int, typer.Argument(help="Columns of B and C.")],
-    k: Annotated[int, typer.Argument(help="Columns of A, rows of B.")],
-    device: Annotated[
-        str | None,
-        typer.Option(help="The GPU model (see `tilewave info`); the GPU here by default.", metavar="NAME"),
-    ] = None,
-    batch: Annotated[int, typer.Option(help="Products of this size.", metavar="N")] = 1,
+    m: Rows,
+    n: Columns,
+    k: Depth,
+    device: Model = None,
+    batch: Batch = 1,
     layouts: Annotated[
         str, typer.Option(help="NN, NT, TN or TT: T for a matrix stored transposed.", metavar="LETTERS")
     ] = "NN",
@@ -108,20 +103,12 @@ def bench(
         str, typer.Option(help="cold: operands rotate beyond the L2 cache; warm: always the same ones.")
     ] = "cold",
     rounds: Annotated[int, typer.Option(help="Rounds; in each, every contender is timed once.")] = 5,
-    budget: Annotated[
-        float | None,
-        typer.Option(help="Start nothing that would take longer than this in all.", metavar="SECONDS"),
-    ] = None,
-    json: Annotated[
-        Path | None,
-        typer.Option(help="Keep the results here, and go on from those already there.", metavar="FILE"),
-    ] = None,
+    budget: Budget = None,
+    json: Kept = None,
     picture: Annotated[
         Path | None, typer.Option(help="Draw the results: .png or .svg.", metavar="FILE")
     ] = None,
-    saved: Annotated[
-        Path | None, typer.Option("--from", help="Show a run that was made; needs no GPU.", metavar="FILE")
-    ] = None,
+    saved: Saved = None,
 ) -> None:
     """Time products of any shapes against cuBLAS, each answer checked; or say what changed in between."""
     from tilewave.bench.products.command import bench_command
@@ -162,13 +149,8 @@ def accuracy(
         str | None,
         typer.Option(help="Such as ieee,fp16x3,tf32,cublas; all that run here by default.", metavar="LIST"),
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Seed of the data, to repeat a run; fresh by default.", metavar="N")
-    ] = None,
-    budget: Annotated[
-        float | None,
-        typer.Option(help="Start nothing that would take longer than this in all.", metavar="SECONDS"),
-    ] = None,
+    seed: Seed = None,
+    budget: Budget = None,
     json: Annotated[Path | None, typer.Option(help="Write the results here.", metavar="FILE")] = None,
     picture: Annotated[
         Path | None, typer.Option(help="Draw the results: .png or .svg.", metavar="FILE")

@@ -12,6 +12,7 @@ arrays with one byte address a lane.
 from __future__ import annotations
 
 import bisect
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -129,7 +130,7 @@ def _rows(lanes: int, width: int, out: Sequence[Words] | None) -> Sequence[Words
     return out
 
 
-class _Space:
+class _Space(ABC):
     """What global, shared and local memory have in common: masks, alignment, and widths."""
 
     def load(
@@ -178,6 +179,7 @@ class _Space:
             chosen = [row[active] for row in words]
             self._access(_signed(addresses[active]), width, active, chosen, store=True)
 
+    @abstractmethod
     def _access(
         self,
         addresses: npt.NDArray[np.int64],
@@ -187,7 +189,7 @@ class _Space:
         *,
         store: bool,
     ) -> None:
-        raise NotImplementedError
+        """Move words between registers and the space."""
 
 
 class Memory(_Space):
