@@ -54,12 +54,15 @@ def written(view: ArrayView) -> Any:
 def keep_tensors(tensors: Sequence[Any], stream: int, device: int) -> None:
     """Tell PyTorch that work on a stream uses tensors, where that is not its current stream.
 
-    Their memory is not given to others then before the stream has passed this point.
+    Their memory is not given to others then before the stream has passed this point. PyTorch asks the stream
+    when a tensor is freed, so it is told of one that still exists then.
     """
     if not tensors or stream == torch_stream(device):
         return
+    from tilewave.runtime.interop import lasting_stream
+
     cuda = sys.modules["torch"].cuda
-    user = cuda.ExternalStream(stream, device=f"cuda:{device}")
+    user = cuda.ExternalStream(lasting_stream(stream, device), device=f"cuda:{device}")
     for tensor in tensors:
         tensor.record_stream(user)
 

@@ -176,21 +176,45 @@ def test_a_busy_default_stream_beside_a_non_blocking_one() -> None:
     torch.cuda.synchronize()
 
 
-def test_work_is_ordered_by_the_callers_stream() -> None:
-    """What a stream writes before is what the product reads, and nothing waits on the host."""
-    side = torch.cuda.Stream()
+@pytest.mark.parametrize("schedule", [None, "split_k", "stream_k_walk"])
+def test_work_is_ordered_by_the_callers_stream(schedule: str | None) -> None:
+    """What a stream writes before is what the product reads, and nothing waits on the host.
+
+    That holds once a kernel is loaded, which takes longer than the GPU is kept busy here, and for the first
+    call after `prepare` as for those that find a kept launch.
+    """
     a, b = operands(1024, 1024, 1024)
     ones = torch.ones(1024, 1024, device="cuda")
-    torch.cuda.synchronize()
-    with torch.cuda.stream(side):
-        torch.cuda._sleep(100_000_000)
-        a.copy_(ones)
-        b.copy_(ones)
-        out = tilewave.matmul(a, b)
-        assert not side.query(), "the call waited for the GPU"
-        total = out.sum()
-    side.synchronize()
-    assert float(total) == 1024.0**3
+    tilewave.prepare(tilewave.plan_for(a, b, schedule=schedule))
+    side = torch.cuda.Stream()
+    for turn in range(1, 4):
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(400_000_000)  # about 0.2 s
+            a.copy_(ones)
+            b.copy_(ones * turn)
+            out = tilewave.gemm(a, b, schedule=schedule)
+            assert not side.query(), f"call {turn} waited for the GPU"
+            total = out.sum()
+        side.synchronize()
+        assert float(total) == turn * 1024.0**3
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_tensors_may_outlive_the_stream_that_used_them(device: Device, warm: bool) -> None:
+    """PyTorch asks a stream that used memory when the memory is freed: by then this one is gone."""
+    for turn in range(1, 6):
+        stream = driver._call("cuStreamCreate", 1)
+        a, b, out = (torch.full((500, 500), float(turn), device="cuda") for _ in range(3))
+        if warm:
+            tilewave.matmul(a, b, out=out)
+        torch.cuda.synchronize()
+        tilewave.matmul(a, b, out=out, stream=int(stream))
+        driver._call("cuStreamSynchronize", stream)
+        driver._call("cuStreamDestroy", stream)
+        assert torch.all(out == 500.0 * turn**2)
+        del a, b, out
+        torch.cuda.synchronize()
 
 
 def test_ten_processes_give_one_hash() -> None:

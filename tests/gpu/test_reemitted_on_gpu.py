@@ -151,7 +151,7 @@ def test_a_capture_elsewhere_goes_on(
     verdicts = []
 
     def check() -> None:
-        with state._primary_context():
+        with state.primary_context():
             verdicts.append(check_on_gpu(instance, program.cubin, new, kernel, spec, state.handle, 1))
 
     device.activate()

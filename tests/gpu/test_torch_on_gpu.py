@@ -14,6 +14,7 @@ import pytest
 import tilewave
 from tilewave.errors import CaptureError
 from tilewave.precision import error_in_bounds
+from tilewave.runtime import driver
 from tilewave.runtime.driver import Device
 from tilewave.runtime.kernels import gpu_state
 from tilewave.runtime.workspace import workspace_pool
@@ -255,14 +256,17 @@ def test_h059_graphs_made_and_freed_leave_memory_flat() -> None:
     assert len(set(held[5:])) == 1
 
 
-def test_a_cold_capture_with_gradients_is_refused_too() -> None:
+def test_a_cold_capture_with_gradients_is_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every kernel is forgotten for it: tests before this one have loaded some."""
     a, b = normal(77, 1234).requires_grad_(), normal(1234, 99)
     torch.cuda.synchronize()
     graph, out = torch.cuda.CUDAGraph(), torch.ones(3, device="cuda")
-    with torch.cuda.graph(graph):
-        out.zero_()
-        with pytest.raises(CaptureError, match="prepare"):
-            tilewave.gemm(a, b, schedule="split_k:13")
+    with monkeypatch.context() as patched:
+        patched.setattr(gpu_state(0), "_kernels", {})
+        with torch.cuda.graph(graph):
+            out.zero_()
+            with pytest.raises(CaptureError, match="prepare"):
+                tilewave.gemm(a, b, schedule="split_k:13")
     graph.replay()
     assert not out.any()
 
@@ -284,16 +288,21 @@ def test_h054_the_backward_pass_runs_on_the_stream_of_the_forward_pass() -> None
             assert float(y.detach().sum()) == turn * 256.0**3
 
 
-def test_an_operand_dropped_at_once_is_kept_for_another_stream() -> None:
+@pytest.mark.parametrize("given", ["a stream", "its handle"])
+def test_an_operand_dropped_at_once_is_kept_for_another_stream(given: str) -> None:
     """Its memory would be given to the next tensor of the current stream while the product still reads it."""
     b, out = torch.ones(1024, 1024, device="cuda"), torch.empty(1024, 1024, device="cuda")
-    side = torch.cuda.Stream()
+    tilewave.matmul(b, b, out=out)  # loads the kernel, which takes longer than the GPU is kept busy below
+    side: Any = torch.cuda.Stream()
+    if given == "its handle":  # of a stream that PyTorch does not know
+        side = torch.cuda.ExternalStream(int(driver._call("cuStreamCreate", 1)))
+    where = side if given == "a stream" else side.cuda_stream
     for turn in range(1, 21):
         a = torch.full((1024, 1024), float(turn), device="cuda")
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             torch.cuda._sleep(20_000_000)
-        tilewave.matmul(a, b, out=out, stream=side)
+        tilewave.matmul(a, b, out=out, stream=where)
         del a
         torch.full((1024, 1024), NAN, device="cuda")
         side.synchronize()

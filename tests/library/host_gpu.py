@@ -28,6 +28,9 @@ from tilewave.problem import BATCH_LEVELS, Activation, GemmProblem, MatrixLayout
 F = np.float32
 Array = np.ndarray[Any, Any]
 
+LASTING_OFFSET = 0x1000
+"""Added to a stream's handle: the stand-in for the stream that outlives it."""
+
 
 def matrix_at(address: int, layout: MatrixLayout, rows: int, columns: int, batch: tuple[int, ...]) -> Array:
     """The float32 array of these extents at an address of this process."""
@@ -328,6 +331,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     monkeypatch.setattr(
         "tilewave.runtime.interop.wait_for",
         lambda stream, producer, device: fake.waits.append((stream, producer)),
+    )
+    monkeypatch.setattr(
+        "tilewave.runtime.interop.lasting_stream", lambda stream, device: stream + LASTING_OFFSET
     )
     monkeypatch.setattr(
         "tilewave.runtime.interop.keep_until_passed",

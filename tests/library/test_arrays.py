@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from host_gpu import CupyArray, ExchangedArray, FakeGpu, InterfaceArray, TorchTensor
+from host_gpu import LASTING_OFFSET, CupyArray, ExchangedArray, FakeGpu, InterfaceArray, TorchTensor
 from numpy.lib.stride_tricks import as_strided
 
 import tilewave
@@ -192,7 +192,7 @@ def test_torch_is_told_of_work_on_another_stream(gpu: FakeGpu, rng: Rng) -> None
         tilewave.matmul(a, a, out=out, stream=0x52)
         assert a.used_by == out.used_by == []
         tilewave.matmul(a, a, out=out, stream=0x77)
-    assert set(a.used_by) == set(out.used_by) == {0x77}
+    assert set(a.used_by) == set(out.used_by) == {0x77 + LASTING_OFFSET}
 
 
 def test_torch_is_told_of_a_write(gpu: FakeGpu, rng: Rng) -> None:

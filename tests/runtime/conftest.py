@@ -7,7 +7,7 @@ from tests.runtime.fake_gpu import FakeGpu
 
 from tilewave.compiler.register_pass import OFF_SWITCH
 from tilewave.device import get_spec
-from tilewave.runtime import driver, kernels, loop_launcher, staging, workspace
+from tilewave.runtime import driver, interop, kernels, loop_launcher, staging, workspace
 
 
 @pytest.fixture
@@ -25,6 +25,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
     monkeypatch.setattr(kernels, "_states", {})
     monkeypatch.setattr(workspace, "_pools", {})
     monkeypatch.setattr(staging, "_stagers", {})
+    monkeypatch.setattr(interop, "_followers", {})
+    monkeypatch.setattr(interop, "_lasting", {0, 1, 2})
     driver.probe.cache_clear()
     yield fake
     driver.probe.cache_clear()

@@ -13,7 +13,13 @@ from tests.runtime.fake_gpu import FakeGpu, Result
 from tilewave import dlpack
 from tilewave.errors import UsageError
 from tilewave.runtime import interop
-from tilewave.runtime.interop import device_of_pointer, keep_until_passed, stream_handle, wait_for
+from tilewave.runtime.interop import (
+    device_of_pointer,
+    keep_until_passed,
+    lasting_stream,
+    stream_handle,
+    wait_for,
+)
 from tilewave.runtime.shared import SharedArray
 
 
@@ -86,6 +92,62 @@ def test_what_a_capture_uses_is_kept_for_good(shared: FakeGpu) -> None:
     keep_until_passed(object(), 0x11, 0)
     assert any(kept is owner for _, kept in interop._kept)
     assert len(named(shared, "cuEventRecord")) == 2
+
+
+def test_a_stream_that_may_be_destroyed_is_followed_by_one_that_is_not(shared: FakeGpu) -> None:
+    """What asks a stream later must not be told of one that is gone by then."""
+    shared.current = 333  # a context of the caller's own, a green one say, on another GPU
+    first = lasting_stream(0x10, 0)
+    assert first != 0x10
+    (_, (event, followed)), (_, (follower, waited, _)) = named(shared, "cuEventRecord", "cuStreamWaitEvent")
+    assert (followed, follower, waited) == (0x10, first, event)
+    assert lasting_stream(0x20, 0) == first  # one a GPU, not one a stream
+    assert lasting_stream(0x10, 1) != first
+    assert [call[0] for call in shared.calls].count("cuStreamCreate") == 2
+    assert [call[1][1] for call in named(shared, "cuEventRecord")] == [0x10, 0x20, 0x10]
+    for name in ("cuStreamSynchronize", "cuEventSynchronize", "cuStreamDestroy"):
+        assert shared.count(name) == 0
+    assert (shared.current, shared.pushed) == (333, [])
+
+
+def test_followers_and_their_events_belong_to_the_primary_context(
+    shared: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A green context of the same GPU may be current, and be destroyed next."""
+    made_in: list[int] = []
+
+    def noted(self: FakeGpu, flags: int) -> tuple[int]:
+        made_in.append(self.current)
+        return self.new_handle()
+
+    monkeypatch.setattr(type(shared), "on_cuStreamCreate", noted)
+    monkeypatch.setattr(type(shared), "on_cuEventCreate", noted)
+    shared.current = 901  # of GPU 1 by the fake's rule, as is its primary context, 701
+    lasting_stream(0x10, 1)
+    assert made_in == [701, 701]
+    assert shared.current == 901
+
+
+@pytest.mark.parametrize("handle", [0, 1, 2])
+def test_default_streams_last(shared: FakeGpu, handle: int) -> None:
+    assert lasting_stream(handle, 0) == handle
+    assert shared.calls == []
+
+
+def test_streams_of_torch_s_pool_last_and_external_ones_do_not(shared: FakeGpu) -> None:
+    assert stream_handle(types.SimpleNamespace(cuda_stream=0x50, stream_id=35)) == 0x50
+    assert stream_handle(types.SimpleNamespace(cuda_stream=0x60, stream_id=0x60)) == 0x60
+    assert stream_handle(types.SimpleNamespace(ptr=0x70, stream_id=35)) == 0x70  # some other library's
+    assert lasting_stream(0x50, 0) == 0x50
+    assert shared.calls == []
+    assert 0x60 != lasting_stream(0x60, 0) == lasting_stream(0x70, 0)
+
+
+def test_nothing_waits_for_what_is_only_captured(shared: FakeGpu) -> None:
+    """The follower would become part of the capture, which it never leaves."""
+    shared.capturing[0x10] = 1
+    assert lasting_stream(0x10, 0) != 0x10
+    assert named(shared, "cuEventRecord", "cuStreamWaitEvent") == []
 
 
 def test_the_driver_says_where_a_pointer_lies(shared: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:

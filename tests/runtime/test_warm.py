@@ -17,7 +17,7 @@ from tests.runtime.fake_gpu import FakeGpu
 import tilewave
 from tilewave import arrays, recording, warm
 from tilewave.errors import TilewaveError, UsageError
-from tilewave.runtime import prepared
+from tilewave.runtime import interop, prepared
 from tilewave.runtime.kernels import GpuState, gpu_state
 from tilewave.runtime.workspace import workspace_pool
 
@@ -315,6 +315,10 @@ def test_a_given_stream_is_used(warm_gpu: Gpu) -> None:
     tilewave.matmul(a, a, out=out)
     assert warm_gpu.is_short(lambda: tilewave.matmul(a, a, out=out, stream=9))
     assert warm_gpu.driver.launches[-1][0][8] == 9
+    # PyTorch is told of a stream that waits for 9, which may be destroyed before the tensors are freed.
+    recorded = [arguments[1] for name, arguments in warm_gpu.driver.calls if name == "cuEventRecord"]
+    assert recorded == [9]
+    assert set(a.used_by) == set(out.used_by) == set(interop._followers.values())
     warm_gpu.streams.current = 9
     tilewave.matmul(a, a)
     assert warm_gpu.is_short(lambda: tilewave.matmul(a, a, stream=9))

@@ -36,6 +36,34 @@ def wait_for(stream: int, producer: int, device: int) -> None:
             driver._call("cuEventDestroy", event)
 
 
+_lasting: set[int] = {0, 1, 2}
+"""Streams that are never destroyed: default streams, and those of PyTorch's own pool that were met."""
+_followers: dict[int, int] = {}
+"""For each GPU a stream of tilewave's own, on which nothing runs; never destroyed either."""
+_followers_lock = threading.Lock()
+
+
+def lasting_stream(stream: int, device: int) -> int:
+    """A stream that is never destroyed, and has passed no later than ``stream`` what that holds now.
+
+    For whoever remembers a stream and asks it at some later time whether it has passed, as PyTorch does when
+    memory is freed: a stream that was given as a handle may be gone by then. That is ``stream`` itself where
+    it is known to last, else one of tilewave's own that waits for it; neither the host nor ``stream`` waits.
+    What is captured has not happened, and nothing waits for it.
+    """
+    if stream in _lasting:
+        return stream
+    # The caller's own context may be a green one, which would take streams and events with it when it goes.
+    with gpu_state(device).primary_context():
+        with _followers_lock:
+            follower = _followers.get(device)
+            if follower is None:
+                follower = _followers[device] = int(driver._call("cuStreamCreate", 1))  # non-blocking
+        if not is_capturing(stream):
+            wait_for(follower, stream, device)
+    return follower
+
+
 _kept: list[tuple[Any, object]] = []
 """Owners of memory that is in use, each with the event behind its last use."""
 _kept_lock = threading.Lock()
@@ -80,4 +108,8 @@ def stream_handle(stream: Any) -> int:
             f"stream is {stream!r}; accepted are a handle (an int), a stream of PyTorch or CuPy, or an "
             "object with __cuda_stream__"
         )
+    # PyTorch numbers the streams of its pool, which live as long as the process, and goes by the handles of
+    # streams that others have made.
+    if hasattr(stream, "cuda_stream") and getattr(stream, "stream_id", handle) != handle:
+        _lasting.add(handle)
     return handle

@@ -47,7 +47,7 @@ class GpuState:
         ):
             yield
             return
-        with self._primary_context():
+        with self.primary_context():
             yield
 
     def kernel(self, instance: Instance, stream: int) -> Any:
@@ -76,7 +76,7 @@ class GpuState:
                 return self._kernels[instance.name]
             image, loop = arch.image_of(program), COMPILERS
             if new is not None:
-                with self._primary_context():
+                with self.primary_context():
                     loop = choose_loop(instance, program.cubin, new, kernel, self.spec, self.handle)
                 if loop.new and new.cubin is not None:
                     image = new.cubin
@@ -87,7 +87,7 @@ class GpuState:
             return handle
 
     @contextmanager
-    def _primary_context(self) -> Iterator[None]:
+    def primary_context(self) -> Iterator[None]:
         """The primary context is current inside."""
         driver._call("cuCtxPushCurrent", self.primary)
         try:
