@@ -82,6 +82,7 @@ CELLS = (
     _square(4096, 4.0, 4.5, 4.2),
     _square(8192, 4.25, 4.85, 4.3),
     _square(2048, 3.4, 3.6, 3.8),
+    _square(16384, 4.05, None, 4.1),
     Cell(10000, 60000, 784, targets=(("hot", SPLIT, 3.5),), rested=False),
     Cell(4096, 4096, 4096, layouts="NT", rested=False),
     Cell(4096, 4096, 4096, layouts="TN", rested=False),
@@ -90,7 +91,6 @@ CELLS = (
     Cell(2048, 14336, 4096, rested=False),
     Cell(256, 256, 256, batch=1024, rested=False),
     Cell(512, 512, 512, batch=1024, rested=False),
-    _square(16384, 4.05, None, 4.1),
     Cell(1024, 1024, 1024, rested=False),
     Cell(512, 512, 512, rested=False),
 )
@@ -170,9 +170,9 @@ class Stage:
         for name, work in self.works.items():
             self._out.poison()
             work()
-            out = self._out.to_numpy().reshape(self.cell.batch, self.cell.m, self.cell.n)[item]
+            starts = (item * self.cell.m + rows) * self.cell.n
+            sample = np.stack([self._out.view(int(s), (self.cell.n,)).to_numpy()[columns] for s in starts])
             mode = "ieee" if name in (CUBLAS, IEEE) else "fp16x3"
-            sample = np.ascontiguousarray(out[np.ix_(rows, columns)])
             found[name] = error_in_mode_bounds(mode, sample, a[item][rows], b[item][:, columns])
             if not found[name] <= 1:
                 raise SystemExit(f"{self.cell}, {name}: the error is {found[name]:.3g} times the bound")
