@@ -16,8 +16,8 @@ from tests.runtime.fake_gpu import FakeGpu
 
 import tilewave
 from tilewave import arrays, recording, warm
-from tilewave.errors import TilewaveError, UsageError
-from tilewave.runtime import interop, prepared
+from tilewave.errors import CaptureError, TilewaveError, UsageError
+from tilewave.runtime import execute, interop, prepared
 from tilewave.runtime.kernels import GpuState, gpu_state
 from tilewave.runtime.workspace import workspace_pool
 
@@ -506,6 +506,40 @@ def test_edges_follow_their_tiles_in_the_stream(warm_gpu: Gpu) -> None:
             {a.data_ptr() + last * 2049, b.data_ptr()},
             {a.data_ptr(), b.data_ptr() + last},
         ]
+
+
+@pytest.mark.parametrize("missing", ["tiles", "first edge", "second edge", "workspace"])
+def test_a_cold_capture_of_a_product_with_edges_holds_nothing_of_it(warm_gpu: Gpu, missing: str) -> None:
+    """Not the tiles either, whose kernel is there where only that of an edge is missing."""
+    a, b, out = (Tensor(at_remainder(np.zeros((2049, 2049), F), 0)) for _ in range(3))
+    (plan,) = tilewave.plan_for(a, b, out=out)
+    parts = dict(zip(("tiles", "first edge", "second edge"), execute._parts(plan), strict=True))
+    assert len({part.instance.name for part in parts.values()}) == 3
+    assert any(part.ticket_bytes for part in parts.values())
+    loaded = {part.instance.name: 5 for name, part in parts.items() if name != missing}
+    gpu_state(0)._kernels.update(loaded)
+    warm_gpu.driver.capturing[7] = 1
+    warm_gpu.streams.current = 8  # PyTorch has nothing to lend for a capture of another stream
+    with pytest.raises(CaptureError, match="prepare"):
+        tilewave.matmul(a, b, out=out, stream=7)
+    assert warm_gpu.driver.launches == []
+    warm_gpu.driver.capturing.clear()
+    tilewave.prepare([plan], device=0)
+    warm_gpu.driver.capturing[7] = 1
+    tilewave.matmul(a, b, out=out, stream=7)
+    assert len(warm_gpu.driver.launches) == 3
+
+
+def test_workspace_too_small_for_an_edge_is_refused_before_the_tiles_are_launched(warm_gpu: Gpu) -> None:
+    a, b, out = (Tensor(at_remainder(np.zeros((2049, 2049), F), 0)) for _ in range(3))
+    (plan,) = tilewave.plan_for(a, b, out=out)
+    assert plan.ticket_bytes == 0 < plan.workspace_bytes  # an edge needs it, the tiles do not
+    memory = Tensor(np.zeros(plan.workspace_bytes // 4 + 4, F))
+    tilewave.gemm(a, b, out=out, workspace=memory)
+    assert len(warm_gpu.driver.launches) == 3
+    with pytest.raises(UsageError, match="workspace has 400 bytes; this plan needs"):
+        tilewave.gemm(a, b, out=out, workspace=Tensor(np.zeros(100, F)))
+    assert len(warm_gpu.driver.launches) == 3
 
 
 def test_nobody_asks_for_a_stream_before_a_launch_is_kept(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from tilewave.planner.gemm.edges import pointers_of
 from tilewave.planner.gemm.records import GemmPlan
 from tilewave.problem import GemmProblem, Precision
 from tilewave.runtime import driver
-from tilewave.runtime.kernels import gpu_state
+from tilewave.runtime.kernels import gpu_state, is_capturing
 from tilewave.runtime.workspace import workspace_pool
 
 if TYPE_CHECKING:
@@ -70,9 +70,14 @@ def launch_plan(
     stream: int,
     workspace: tuple[int, int] | None = None,
 ) -> None:
-    """Submit a plan to a stream (a raw handle; 0 is the legacy default stream), its edges after its tiles."""
+    """Submit a plan to a stream (a raw handle; 0 is the legacy default stream), its edges after its tiles.
+
+    What keeps one launch from being submitted is raised before the first is.
+    """
     if plan.blocks == 0:
         return
+    if plan.edges:
+        _require_all(plan, device, stream, workspace)
     given = pointers
     state = gpu_state(device)
     with state.context():
@@ -128,12 +133,43 @@ def prepare_plan(plan: GemmPlan, *, device: int, branches: int = 1) -> None:
 
         prepare_fp16x3(plan, device=device, branches=branches)
         return
+    parts = list(_parts(plan))
     with state.context():
-        state.kernel(plan.instance, 0)
-        if plan.ticket_bytes:
-            workspace_pool(state).reserve(plan.ticket_bytes, plan.partial_bytes, branches)
+        for part in parts:
+            state.kernel(part.instance, 0)
+        if ticket_bytes := max(part.ticket_bytes for part in parts):
+            partial_bytes = max(part.partial_bytes for part in parts)
+            workspace_pool(state).reserve(ticket_bytes, partial_bytes, branches)
+
+
+def _parts(plan: GemmPlan) -> Iterator[GemmPlan]:
+    """A plan and those of its edges: a launch each."""
+    yield plan
     for edge in plan.edges:
-        prepare_plan(edge.plan, device=device, branches=branches)
+        yield from _parts(edge.plan)
+
+
+def _require_all(plan: GemmPlan, device: int, stream: int, workspace: tuple[int, int] | None) -> None:
+    """Load and find what all launches of a plan need: a capture would keep the first ones of a refused call,
+    and out would be written in part.
+    """
+    state = gpu_state(device)
+    parts = list(_parts(plan))
+    with state.context():
+        for part in parts:
+            state.kernel(part.instance, stream)
+        cut = [part for part in parts if part.ticket_bytes]
+        if workspace is not None:
+            for part in cut:
+                _placed(part, workspace)
+        elif cut and is_capturing(stream):
+            pool = workspace_pool(state)
+            with pool.submitting:
+                pool.take(
+                    stream,
+                    max(part.ticket_bytes for part in cut),
+                    max(part.partial_bytes for part in cut),
+                )
 
 
 def workspace_of_plan(
@@ -143,6 +179,13 @@ def workspace_of_plan(
     if given is None:
         arena = workspace_pool(gpu_state(device)).take(stream, plan.ticket_bytes, plan.partial_bytes)
         return arena.address, arena.partials
+    tickets, partials = _placed(plan, given)
+    driver._call("cuMemsetD8Async", tickets, 0, plan.ticket_bytes, stream)
+    return tickets, partials
+
+
+def _placed(plan: GemmPlan, given: tuple[int, int]) -> tuple[int, int]:
+    """Where tickets and partial sums lie in memory of the caller's, which must be large enough."""
     address, nbytes = given
     # The caller's memory may begin anywhere; partial sums are written in vectors of 16 bytes.
     partials = -(-address // 16) * 16
@@ -153,5 +196,4 @@ def workspace_of_plan(
             f"workspace has {nbytes:,} bytes; this plan needs {needed:,} "
             f"({plan.partial_bytes:,} of partial sums and {plan.ticket_bytes:,} of tickets)"
         )
-    driver._call("cuMemsetD8Async", tickets, 0, plan.ticket_bytes, stream)
     return tickets, partials
