@@ -101,8 +101,8 @@ class ModeState:
             return handle
         if is_capturing(stream):
             raise CaptureError(
-                f"{instance} would have to be loaded while the stream is captured into a graph: run this "
-                "product once before the capture begins"
+                f"{instance} would have to be loaded while the stream is captured into a graph: call "
+                "tilewave.prepare() with this product before the capture begins"
             )
         program, kernel = compile_instance(instance, fp16x3.ARCHITECTURE)
         with self._lock, self.state.context():
