@@ -245,7 +245,7 @@ def test_h055_dependent_steps_on_a_fresh_stream() -> None:
 def test_h058_a_cold_capture_is_refused_and_a_warm_one_replays(
     shape: tuple[int, int, int], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every kernel is forgotten for the cold capture: tests before this one have loaded some."""
+    """Every kernel and launch is forgotten for the cold capture: tests before this one have loaded some."""
     m, n, k = shape
     a, b, out = normal(m, k), normal(k, n), torch.full((m, n), NAN, device="cuda")
     torch.cuda.synchronize()
@@ -253,6 +253,7 @@ def test_h058_a_cold_capture_is_refused_and_a_warm_one_replays(
     with monkeypatch.context() as patched:
         patched.setattr(gpu_state(0), "_kernels", {})
         patched.setattr("tilewave.runtime.fp16x3._modes", {})
+        patched.setattr("tilewave.warm._libraries", {})
         with torch.cuda.graph(graph):
             out.zero_()  # PyTorch warns of an empty graph
             for _ in range(2):

@@ -28,3 +28,5 @@ def test_every_example_runs_on_the_gpu(device: Device, name: str) -> None:
     assert done.returncode == 0, done.stderr
     if name.startswith("torch"):
         assert "on cuda" in done.stdout
+    if name == "torch_training":
+        assert "ms a step before" in done.stdout
