@@ -15,7 +15,8 @@ pytestmark = pytest.mark.gpu
 
 def test_every_block_of_the_page_runs(device: Device) -> None:
     pytest.importorskip("torch")
-    assert run_in_order(blocks("docs/library.md", gpu=True)) == 19
+    codes = blocks("docs/library.md", gpu=True)
+    assert run_in_order(codes) == sum(code.count("# -> ") for code in codes) >= 15
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "examples").glob("*.py")))

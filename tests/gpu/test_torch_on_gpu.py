@@ -23,6 +23,7 @@ pytestmark = [
     pytest.mark.gpu,
     # PyTorch's own, of switches and of threads of autograd that meet cuBLAS before a context.
     pytest.mark.filterwarnings("ignore:.*(TF32 behavior|TensorFloat32|run cuBLAS):UserWarning"),
+    pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"),
 ]
 torch = pytest.importorskip("torch")
 tilewave_torch = pytest.importorskip("tilewave.torch")
