@@ -59,7 +59,7 @@ __device__ void load_for_both(u32 target, const TensorMap* map, int x, int y, u3
 }
 
 __device__ u64 descriptor(u32 address) {  // K-major, 128-byte swizzle, eights of rows 1024 bytes apart
-  return (u64)(address >> 4) | (u64)64 << 32 | (u64)1 << 62;
+  return (u64)((address & 0x3ffff) >> 4) | (u64)64 << 32 | (u64)1 << 62;
 }
 
 __device__ void multiply(float (&d)[16], u64 a, u64 b, int add) {

@@ -81,7 +81,7 @@ def random_tensor(
         at = -(-at // 16) * 16 + 16 * int(rng.integers(0, 3))
         strides.append(at)
         at *= extent
-    buffer = memory.put(rng.integers(0, 256, max(at, 16), dtype=np.uint8))
+    buffer = memory.put(rng.integers(0, 256, -(-at // 16) * 16, dtype=np.uint8))
     tensor = TensorMap(dtype, buffer.address, shape, tuple(strides), tuple(box), swizzle, tuple(steps))
     raw = memory.get(buffer)
     view = np.lib.stride_tricks.as_strided(
@@ -95,14 +95,19 @@ def random_tensor(
 Place = tuple[int, tuple[int, ...] | None]
 
 
-def places(tensor: TensorMap, coordinates: tuple[int, ...]) -> Iterator[Place]:
-    """For each element of a box its byte in shared memory, from a multiple of 1024 on, and index or None."""
+def places(tensor: TensorMap, coordinates: tuple[int, ...], whole: int = 1) -> Iterator[Place]:
+    """For each element of a box its byte in shared memory, from a multiple of 1024 on, and index or None.
+
+    Elements in the last `whole` bytes of a row, of which a part is inside, have an index too.
+    """
+    row = -(-tensor.shape[0] * tensor.element_bytes // whole) * whole
+    ends = (row // tensor.element_bytes, *tensor.shape[1:])
     steps = (1, *tensor.element_strides[1:])
     counts = [-(-box // step) for box, step in zip(tensor.box, steps, strict=True)]
     position = 0
     for index in itertools.product(*(range(count) for count in counts[::-1])):
         at = [c + i * s for c, i, s in zip(coordinates, index[::-1], steps, strict=True)]
-        inside = all(0 <= a < extent for a, extent in zip(at, tensor.shape, strict=True))
+        inside = all(0 <= a < end for a, end in zip(at, ends, strict=True))
         byte = position
         # The 16-byte piece's number within its pattern is exchanged by the number of the 128-byte line.
         piece, line = byte // 16, byte // 128
@@ -112,10 +117,11 @@ def places(tensor: TensorMap, coordinates: tuple[int, ...]) -> Iterator[Place]:
 
 
 def random_coordinates(rng: Generator, tensor: TensorMap) -> tuple[int, ...]:
-    """Coordinates whose box meets the tensor, and often leaves it."""
+    """Coordinates whose box meets the tensor, and often leaves it; the first is a multiple of 16 bytes."""
+    units = (16 // tensor.element_bytes, *[1] * (tensor.rank - 1))
     return tuple(
-        int(rng.integers(-min(3, box - 1), extent))
-        for extent, box in zip(tensor.shape, tensor.box, strict=True)
+        unit * int(rng.integers(-min(3, box // unit - 1), -(-extent // unit)))
+        for extent, box, unit in zip(tensor.shape, tensor.box, units, strict=True)
     )
 
 
@@ -168,7 +174,7 @@ E:
     shared = np.frombuffer(words.tobytes(), np.uint8)
     expected, size = before.copy(), tensor.element_bytes
     strides = (*tensor.strides[::-1], size)
-    for byte, index in places(tensor, coordinates):
+    for byte, index in places(tensor, coordinates, whole=16):
         if index is not None:
             at = sum(i * s for i, s in zip(index, strides, strict=True))
             expected[at : at + size] = shared[byte : byte + size]
@@ -199,10 +205,10 @@ def test_runs_of_bytes_go_both_ways(order: int | None, rng: Generator) -> None:
 def test_elements_outside_can_be_nan(rng: Generator) -> None:
     memory = Memory()
     buffer = memory.put(rng.standard_normal((4, 8)).astype(np.float32))
-    tensor = TensorMap("float32", buffer.address, (8, 4), (32,), (8, 4), nan_fill=True)
-    found = launch(MAKE + load(2, (5, -1), 128) + WAIT + DUMP, tensor, memory)[:128].view(np.float32)
+    tensor = TensorMap("float32", buffer.address, (7, 4), (32,), (8, 4), nan_fill=True)
+    found = launch(MAKE + load(2, (4, -1), 128) + WAIT + DUMP, tensor, memory)[:128].view(np.float32)
     box = found.reshape(4, 8)
-    assert np.array_equal(box[1:, :3], memory.get(buffer)[:3, 5:])
+    assert np.array_equal(box[1:, :3], memory.get(buffer)[:3, 4:7])
     assert np.isnan(box[0]).all()
     assert np.isnan(box[:, 3:]).all()
 
@@ -241,7 +247,23 @@ PLANTED: dict[str, tuple[str, type[TilewaveError], str]] = {
         "its block has ended without waiting",
     ),
     "misaligned target": (MAKE + load(2, (0, 0), BOX, 64) + WAIT, MemoryFault, "no multiple of 128"),
-    "target outside": (MAKE + load(2, (0, 0), BOX, SHARED) + WAIT, MemoryFault, "do not fit"),
+    "target outside": (MAKE + load(2, (0, 0), BOX, SHARED) + WAIT, MemoryFault, "do not fit the 16448 bytes"),
+    "target before all variables": (
+        MAKE + "mov.u32 %r2, 0;" + load(2, (0, 0), BOX) + WAIT,
+        MemoryFault,
+        "do not fit the 16448 bytes of shared memory from byte 1024 on",
+    ),
+    "a first coordinate within 16 bytes": (
+        MAKE + load(2, (4, 0), BOX) + WAIT,
+        EmulationError,
+        "first coordinate, 4, is byte 8 of a row: it must be a multiple of 16",
+    ),
+    "the same of a store": (
+        "mov.u32 %r3, 0; mov.u32 %r4, -4;"
+        + "@%p0 cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%d8, {%r4, %r3}], [%r2];",
+        EmulationError,
+        "first coordinate, -4, is byte -8 of a row",
+    ),
     "over the mbarrier": (
         MAKE.replace("[%r1]", "[%r2+256]") + load(2, (0, 0), BOX),
         TilewaveError,
@@ -263,7 +285,7 @@ FENCED = MAKE + load(2, (0, 0), BOX) + WAIT
 RACES = {
     "read too early": (
         MAKE + load(2, (0, 0), BOX) + "ld.shared.u32 %r5, [%r2];" + WAIT,
-        "(reads|writes) byte 0",
+        "(reads|writes) byte 1024",
     ),
     "no fence after the making of the mbarrier": (
         FENCED.replace("@%p0 fence.mbarrier_init.release.cluster;", ""),
@@ -271,7 +293,7 @@ RACES = {
     ),
     "overwritten while others read": (
         MAKE + "setp.eq.u32 %p3, %r0, 32; @%p3 ld.shared.u32 %r5, [%r2];" + load(2, (0, 0), BOX) + WAIT,
-        "writes byte 0 .* which warp 1 has read|reads byte 0",
+        "writes byte 1024 .* which warp 1 has read|reads byte 1024",
     ),
     "stored before without a proxy fence": (
         MAKE + "@%p0 st.shared.u32 [%r2+8], %r0;" + load(2, (0, 0), BOX) + WAIT,
@@ -288,7 +310,7 @@ RACES = {
         + "@%p0 cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%d8, {%r0, %r0}], [%r2];"
         + "@%p0 cp.async.bulk.commit_group; @%p0 st.shared.u32 [%r2], %r0;"
         + "@%p0 cp.async.bulk.wait_group.read 0;",
-        "writes byte 0 .* a bulk copy of warp 0 has read",
+        "writes byte 1024 .* a bulk copy of warp 0 has read",
     ),
 }
 

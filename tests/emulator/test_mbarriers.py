@@ -105,10 +105,15 @@ TAKE: and.b32 %r10, %r8, 1;
 @pytest.mark.parametrize(
     ("body", "error", "message"),
     [
-        ("mbarrier.arrive.shared.b64 _, [%r1];", BarrierError, "there is no mbarrier at byte 0"),
+        ("mbarrier.arrive.shared.b64 _, [%r1];", BarrierError, "there is no mbarrier at byte 1024"),
         ("@%p0 mbarrier.init.shared.b64 [%r1+4], 1;", MemoryFault, "misaligned"),
         ("@%p0 mbarrier.init.shared.b64 [%r1+65536], 1;", MemoryFault, "outside"),
-        ("mbarrier.init.shared.b64 [%r1], 1;", BarrierError, "there is the mbarrier at byte 0 .* already"),
+        (
+            "@%p0 mbarrier.init.shared.b64 [%r1+-1024], 1;",
+            MemoryFault,
+            "at byte 0 is .* outside the 4160",
+        ),
+        ("mbarrier.init.shared.b64 [%r1], 1;", BarrierError, "there is the mbarrier at byte 1024 .* already"),
         ("@%p0 mbarrier.init.shared.b64 [%r1], 0;", BarrierError, "an mbarrier of 0 arrivals"),
         (MAKE.format(count=63) + "mbarrier.arrive.shared.b64 _, [%r1], 2;", BarrierError, "2 more arrivals"),
         (

@@ -111,7 +111,8 @@ def product_text(kind: str, columns: int, a: str, immediates: str, scale: str = 
 
 
 def start(columns: int) -> str:
-    """Shared memory from %d0, accumulators from %d1, a register fragment of A from %d2."""
+    """Shared memory from %d0, accumulators from %d1, a register fragment of A from %d2; descriptors as given,
+    but from `data` on, which does not begin at address 0."""
     loads = "".join(f"ld.global.f32 %f{n}, [%d1+{512 * n}];\n" for n in range(columns // 2))
     fragment = "".join(f"ld.global.b32 %a{n}, [%d2+{512 * n}];\n" for n in range(4))
     return f"""
@@ -120,6 +121,8 @@ def start(columns: int) -> str:
     ld.param.u64 %d0, [q0]; ld.param.u64 %d1, [q1]; ld.param.u64 %d2, [q2];
     add.s64 %d0, %d0, %d3; add.s64 %d1, %d1, %d3; add.s64 %d2, %d2, %d3;
     ld.param.u64 %da, [da]; ld.param.u64 %db, [db]; ld.param.u32 %r5, [adds]; setp.ne.u32 %p5, %r5, 0;
+    and.b32 %r3, %r1, 0x3ffff; shr.u32 %r3, %r3, 4; cvt.u64.u32 %d4, %r3;
+    add.s64 %da, %da, %d4; add.s64 %db, %db, %d4;
     add.u32 %r3, %r1, %r2; mov.u32 %r4, 0;
 C:  ld.global.u32 %r6, [%d0]; st.shared.u32 [%r3], %r6; add.s64 %d0, %d0, 512; add.u32 %r3, %r3, 512;
     add.u32 %r4, %r4, 512; setp.lt.u32 %p2, %r4, {SHARED}; @%p2 bra C;
@@ -349,7 +352,14 @@ MISTAKES: dict[str, tuple[str, type[TilewaveError], str]] = {
     "outside shared memory": (
         "mov.u64 %d5, 0x3fff; or.b64 %db, %db, %d5;" + FENCE + ONE,
         EmulationError,
-        "outside the 65536 bytes",
+        "is not in the 65536 bytes of shared memory from byte 1024 on",
+    ),
+    "a descriptor that counts from the first variable": (
+        "and.b32 %r3, %r1, 0x3ffff; shr.u32 %r3, %r3, 4; cvt.u64.u32 %d4, %r3; sub.s64 %da, %da, %d4;"
+        + FENCE
+        + ONE,
+        EmulationError,
+        "from byte 0 on, .* is not in the 65536 bytes",
     ),
     "one accumulator too many": (
         FENCE + ONE.replace("n16", "n8"),

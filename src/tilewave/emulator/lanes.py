@@ -197,7 +197,8 @@ class Lanes:
         addresses = np.zeros(self.n, dtype=np.int64) if base is None else base.astype(np.int64)
         low, high = int(addresses.min()), int(addresses.max())
         misaligned = int(np.bitwise_or.reduce(addresses)) & (group.alignment - 1)
-        if low + group.low < 0 or high + group.high > machine.shared_bytes or misaligned or group.odd:
+        outside = low + group.low < machine.shared_start or high + group.high > machine.shared_end
+        if outside or misaligned or group.odd:
             for offset, access in group.accesses:
                 self._check_shared(access, addresses + offset)
         if machine.counting:
@@ -214,16 +215,17 @@ class Lanes:
         return self.block_slots * self.machine.shared_stride
 
     def _check_shared(self, access: Access, addresses: Array) -> None:
-        bad = (addresses < 0) | (addresses + access.width > self.machine.shared_bytes)
+        machine = self.machine
+        bad = (addresses < machine.shared_start) | (addresses + access.width > machine.shared_end)
         what = "outside"
         if not bad.any():
             bad, what = (addresses & (access.width - 1)) != 0, "misaligned in"
         if bad.any():
             lane = int(np.argmax(bad))
             direction = "store" if access.store else "load"
-            text = f"shared {direction} of {access.width} bytes at byte {addresses[lane]} is {what} the"
+            text = f"shared {direction} of {access.width} bytes at byte {addresses[lane]} is {what}"
             error = MemoryFault(
-                f"{text} {self.machine.shared_bytes} bytes of shared memory",
+                f"{text} {machine.shared.extent}",
                 lane=lane,
                 address=int(addresses[lane]),
             )

@@ -85,8 +85,12 @@ class Machine:
         self.counters = Counters()
         self.trace = trace
         self.tally = Tally(self.counters, memo, trace)
-        self.shared_bytes = program.layout.dynamic_offset + dynamic_shared_bytes
-        self.shared = SharedMemory(len(self.block_ids), self.shared_bytes, self.threads)
+        # Addresses of a block's own shared memory: from `shared_start` up to, not including, `shared_end`.
+        self.shared_start = program.layout.shared_start
+        self.shared_end = program.layout.dynamic_offset + dynamic_shared_bytes
+        self.shared = SharedMemory(
+            len(self.block_ids), self.shared_end, self.threads, reserved=self.shared_start
+        )
         self.shared_words = self.shared.words
         self.shared_stride = self.shared.stride
         self.shared_views = _Views(self.shared_words)

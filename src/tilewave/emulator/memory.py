@@ -386,15 +386,16 @@ class Memory(_Space):
 class PartitionedMemory(_Space):
     """Equal parts, one for every `lanes_per_part` consecutive lanes; a lane reaches its own part only.
 
-    Addresses count bytes from the start of the lane's part. `SharedMemory` and `LocalMemory` are its two
-    uses.
+    Addresses count bytes from the start of the lane's part, whose first `reserved` bytes nobody may touch.
+    `SharedMemory` and `LocalMemory` are its two uses.
     """
 
     kind = "partitioned"
 
-    def __init__(self, parts: int, nbytes: int, lanes_per_part: int) -> None:
+    def __init__(self, parts: int, nbytes: int, lanes_per_part: int, *, reserved: int = 0) -> None:
         self.parts = parts
         self.nbytes = nbytes
+        self.reserved = reserved
         self.lanes_per_part = lanes_per_part
         self._stride = -(-nbytes // 16) * 16
         self._store = _Store(parts * self._stride)
@@ -423,6 +424,12 @@ class PartitionedMemory(_Space):
         _check_width(width)
         self._access(_signed(addresses), width, lanes, rows, store=store)
 
+    @property
+    def extent(self) -> str:
+        """How much a part has, for messages."""
+        behind = f" from byte {self.reserved} on" if self.reserved else ""
+        return f"the {self.nbytes - self.reserved} bytes of {self.kind} memory{behind}"
+
     def part(self, index: int) -> Words:
         """The words of one part (a view)."""
         words = self._stride // 4
@@ -443,8 +450,8 @@ class PartitionedMemory(_Space):
     ) -> None:
         if not len(addresses):
             return
-        if int(addresses.min()) < 0 or int(addresses.max()) + width > self.nbytes:
-            outside = (addresses < 0) | (addresses + width > self.nbytes)
+        if int(addresses.min()) < self.reserved or int(addresses.max()) + width > self.nbytes:
+            outside = (addresses < self.reserved) | (addresses + width > self.nbytes)
             self._fault("outside", addresses, int(np.argmax(outside)), width, lanes, store)
         bad = _first_misaligned(addresses, width)
         if bad is not None:
@@ -466,8 +473,8 @@ class PartitionedMemory(_Space):
     ) -> None:
         address = int(addresses[position])
         raise MemoryFault(
-            f"{self.kind} {'store' if store else 'load'} of {width} bytes at byte {address} is {what} the "
-            f"{self.nbytes} bytes of {self.kind} memory",
+            f"{self.kind} {'store' if store else 'load'} of {width} bytes at byte {address} is {what} "
+            f"{self.extent}",
             lane=position if lanes is None else int(lanes[position]),
             address=address,
         )
@@ -478,8 +485,8 @@ class SharedMemory(PartitionedMemory):
 
     kind = "shared"
 
-    def __init__(self, blocks: int, nbytes: int, threads: int) -> None:
-        super().__init__(blocks, nbytes, threads)
+    def __init__(self, blocks: int, nbytes: int, threads: int, *, reserved: int = 0) -> None:
+        super().__init__(blocks, nbytes, threads, reserved=reserved)
 
 
 class LocalMemory(PartitionedMemory):

@@ -22,7 +22,7 @@ from tilewave.emulator.flow import (
 )
 from tilewave.emulator.hopper import opcodes as hopper_opcodes
 from tilewave.emulator.hopper.accumulators import hazards, product_registers
-from tilewave.emulator.layout import Layout
+from tilewave.emulator.layout import RESERVED_SHARED_BYTES, Layout
 from tilewave.emulator.memory_opcodes import space_of, vector_of
 from tilewave.emulator.ptx import Entry, Immediate, Instruction, Module, Register, Vector, type_bits
 from tilewave.emulator.slicing import value_only
@@ -97,7 +97,7 @@ def _translate(entry: Entry, target: str, options: Options) -> Program:
         ]
     blocks = basic_blocks(entry)
     slots = assign_slots(blocks, code)
-    layout = Layout(entry)
+    layout = Layout(entry, RESERVED_SHARED_BYTES if asynchronous else 0)
     accesses = {id(i): access for i in code if (access := memory_access(i)) is not None}
     widen(blocks, code, accesses, layout, target)
     left_out = set() if options.values else value_only(code, accesses)

@@ -65,7 +65,8 @@ class RaceDetector:
         """Units touched, and the lane position and epoch of each touch."""
         chosen = np.arange(lanes.n) if mask is None else np.flatnonzero(mask)
         places = (addresses[chosen] + lanes.shared_bases[chosen]) // self._unit
-        inside = (addresses[chosen] >= 0) & (addresses[chosen] + width <= self._machine.shared_bytes)
+        machine, first = self._machine, addresses[chosen]
+        inside = (first >= machine.shared_start) & (first + width <= machine.shared_end)
         chosen, places = chosen[inside], places[inside]  # what is outside becomes a MemoryFault
         count = max(1, width // self._unit)
         units = (places[:, None] + np.arange(count)).reshape(-1)

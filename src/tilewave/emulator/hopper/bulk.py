@@ -61,10 +61,10 @@ class BulkCopies:
                 lane=0,
                 address=offset,
             )
-        if offset + tile.nbytes > machine.shared_bytes:
+        if offset < machine.shared_start or offset + tile.nbytes > machine.shared_end:
             raise MemoryFault(
-                f"{machine.current_line}: {tile.nbytes} bytes from byte {offset} on do not fit the "
-                f"{machine.shared_bytes} bytes of shared memory",
+                f"{machine.current_line}: {tile.nbytes} bytes from byte {offset} on do not fit "
+                f"{machine.shared.extent}",
                 lane=0,
                 address=offset,
             )

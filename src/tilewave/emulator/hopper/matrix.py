@@ -215,12 +215,13 @@ class MatrixUnits:
 
     def _pieces(self, product: Product, operand: Descriptor, extent: int, transposed: bool) -> Array:
         pieces = operand.pieces(extent, transposed=transposed)
-        limit = self._machine.shared_bytes
-        if int(pieces.min()) < 0 or int(pieces.max()) + 16 > limit:
+        machine = self._machine
+        if int(pieces.min()) < machine.shared_start or int(pieces.max()) + 16 > machine.shared_end:
             i = product.instruction
             raise MemoryFault(
-                f"PTX line {i.line}: {i.text}: a matrix from byte {operand.start} on reaches byte "
-                f"{int(pieces.max()) + 16}, outside the {limit} bytes of shared memory",
+                f"PTX line {i.line}: {i.text}: a matrix from byte {operand.start} on, whose last is "
+                f"{int(pieces.max()) + 15}, is not in {machine.shared.extent}; descriptors hold addresses as "
+                f"the program's variables have them",
                 lane=0,
                 address=int(pieces.max()),
             )

@@ -41,10 +41,10 @@ class MbarrierLanes(ClusterLanes):
         for slot, offset, count in zip(
             slots.tolist(), offsets.tolist(), self.spread(counts)[lanes].tolist(), strict=True
         ):
-            if offset % 8 or offset + 8 > machine.shared_bytes:
+            if offset % 8 or not machine.shared_start <= offset <= machine.shared_end - 8:
                 raise MemoryFault(
-                    f"{machine.current_line}: an mbarrier at byte {offset} is misaligned or outside the "
-                    f"{machine.shared_bytes} bytes of shared memory",
+                    f"{machine.current_line}: an mbarrier at byte {offset} is misaligned or outside "
+                    f"{machine.shared.extent}",
                     lane=int(lanes[0]),
                     address=offset,
                 )

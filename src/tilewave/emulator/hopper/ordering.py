@@ -97,7 +97,8 @@ class Ordering:
         ranks = places >> RANK_SHIFT
         slots = np.where(ranks == 0, lanes.block_slots[chosen], ranks - 1)
         places &= (1 << RANK_SHIFT) - 1
-        inside = (places + width <= machine.shared_bytes) & (slots >= 0) & (slots < len(machine.block_ids))
+        inside = (places >= machine.shared_start) & (places + width <= machine.shared_end)
+        inside &= (slots >= 0) & (slots < len(machine.block_ids))
         chosen, places, slots = chosen[inside], places[inside], slots[inside]  # a MemoryFault otherwise
         count = max(1, width // self._unit)
         first = (slots * machine.shared_stride + places) // self._unit

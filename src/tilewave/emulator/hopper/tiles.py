@@ -19,6 +19,10 @@ _NAN = {"float16": 0x7FFF, "bfloat16": 0x7FFF, "float32": 0x7FFFFFFF, "tfloat32"
 _NAN["float64"] = 0x7FFFFFFFFFFFFFFF
 
 
+_PIECE = 16
+"""Bytes in which the copy engine moves rows of a box."""
+
+
 class Tile(Protocol):
     """Global memory of a copy; its data are rows of four words, 16 bytes each."""
 
@@ -89,6 +93,12 @@ class Box:
             raise EmulationError(
                 f"a copy with {len(self.coordinates)} coordinates of a tensor map of rank {tensor.rank}"
             )
+        first = self.coordinates[0] * tensor.element_bytes
+        if first % _PIECE:
+            raise EmulationError(
+                f"the copy's first coordinate, {self.coordinates[0]}, is byte {first} of a row: it must be a "
+                f"multiple of {_PIECE}; a GPU calls it an illegal instruction"
+            )
         inner = tensor.copied[0] * tensor.element_bytes
         if tensor.swizzle and inner != tensor.swizzle:
             raise EmulationError(
@@ -128,23 +138,21 @@ class Box:
             exists = exists & (index >= 0) & (index < tensor.shape[d])
         return address, exists
 
-    def _by_pieces(self) -> tuple[Array, Array] | None:
-        """The same for 16-byte pieces, if each of them lies wholly inside or wholly outside, and aligned."""
+    def _pieces(self) -> tuple[Array, Array, bool]:
+        """Address of each 16-byte piece, which exist at least in part, and whether all of those do wholly."""
         address, exists = self._elements
-        each = 16 // self.tensor.element_bytes
-        first = address[..., ::each]
-        whole = exists.reshape(*exists.shape[:-1], -1, each)
-        if (first % 16).any() or (whole.any(axis=-1) != whole.all(axis=-1)).any():
-            return None
-        return first.reshape(-1), whole[..., 0].reshape(-1)
+        each = _PIECE // self.tensor.element_bytes
+        parts = exists.reshape(*exists.shape[:-1], -1, each)
+        some = parts[..., 0]  # none begins before its row does, as the first coordinate begins a piece
+        whole = bool((some == parts[..., -1]).all())
+        return address[..., ::each].reshape(-1), some.reshape(-1), whole
 
     def read(self, memory: Memory) -> Array:
         """The box, with zeros (or NaN) for what lies outside the tensor."""
         size = self.tensor.element_bytes
-        pieces = self._by_pieces() if not self.tensor.nan_fill else None
-        if pieces is not None:
-            address, exists = pieces
-            rows = memory.load(address, 16, None if exists.all() else exists)
+        address, exists, whole = self._pieces()
+        if whole and not self.tensor.nan_fill:
+            rows = memory.load(address, _PIECE, None if exists.all() else exists)
             return np.stack(rows, axis=1)
         address, exists = (values.reshape(-1) for values in self._elements)
         fill = _NAN[self.tensor.dtype] if self.tensor.nan_fill else 0
@@ -154,15 +162,6 @@ class Box:
         return np.where(exists, elements, np.array(fill, dtype=f"u{size}")).view(np.uint32).reshape(-1, 4)
 
     def write(self, memory: Memory, data: Array) -> None:
-        """Write the elements that lie inside the tensor."""
-        size = self.tensor.element_bytes
-        pieces = self._by_pieces()
-        if pieces is not None:
-            address, exists = pieces
-            rows = list(np.ascontiguousarray(data.T))
-            memory.store(address, rows, 16, None if exists.all() else exists)
-            return
-        address, exists = (values.reshape(-1) for values in self._elements)
-        elements = np.ascontiguousarray(data).view(f"u{size}").reshape(-1)
-        words = [elements.astype(np.uint32)] if size <= 4 else list(elements.view(np.uint32).reshape(-1, 2).T)
-        memory.store(address, words, size, exists)
+        """Write the pieces that begin inside the tensor, to their ends: up to 15 bytes behind each row."""
+        address, exists, _ = self._pieces()
+        memory.store(address, list(np.ascontiguousarray(data.T)), _PIECE, None if exists.all() else exists)
