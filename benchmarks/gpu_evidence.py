@@ -28,6 +28,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark", "--timeout=120")
 ALONE = ("timing", "power", "profile", "bench", "probes", "warm")
 """Tests that measure: nothing else may run beside them."""
+HAND_WRITTEN = ("hopper_instructions",)
+"""Tests of PTX that no compiler has checked: what they may do to a GPU befalls no other test."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,9 @@ class Step:
 
 def tests(name: str, files: Sequence[str], workers: int, seconds: float) -> Step:
     paths = [f"tests/gpu/test_{file}_on_gpu.py" for file in files]
-    # A worker that waits for a kernel without end sees no signal; a thread ends it, and another one goes on.
-    method = ("--timeout-method=thread",) if workers else ()
+    # A worker that waits for a kernel without end sees no signal; a thread ends it, and another one goes on,
+    # as it does behind each test that loses its context.
+    method = ("--timeout-method=thread", "--max-worker-restart=1000") if workers else ()
     return Step(name, (*PYTEST, *method, "-n", str(workers), *paths), seconds)
 
 
@@ -70,7 +73,7 @@ def tilewave(
 
 def every_other_test() -> list[str]:
     """The files of GPU tests that no step of their own names, and that may share the GPU."""
-    named = {"instances", *ALONE}
+    named = {"instances", *ALONE, *HAND_WRITTEN}
     found = [
         path.name.removeprefix("test_") for path in sorted((ROOT / "tests/gpu").glob("test_*_on_gpu.py"))
     ]
@@ -95,6 +98,7 @@ def steps() -> list[Step]:
         tests("instance-tests", ["instances"], 14, 90),
         tests("other-tests", every_other_test(), 6, 240),
         tests("lone-tests", ALONE, 0, 200),
+        tests("hopper-tests", HAND_WRITTEN, 8, 90),
         tilewave(
             "ladder",
             "ladder-h200.json",

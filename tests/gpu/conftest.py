@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from lost_context import ContextGuard
 
 from tilewave.compiler import choose_arch
 from tilewave.device import DeviceSpec, query_device
 from tilewave.runtime.driver import Device, Stream, probe
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(ContextGuard(config))
 
 
 @pytest.fixture(scope="session")
