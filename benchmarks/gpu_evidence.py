@@ -121,7 +121,7 @@ def steps() -> list[Step]:
             ["bench", "workloads", "squares", "--mode", "cold"],
             [("benchmarks/suite_page.py",)],
         ),
-        script("large_products", "large_products_h200.json", 300),
+        script("large_products", "large_products_h200.json", 300, [("benchmarks/large_products_page.py",)]),
         script("fp16x3_bits", "fp16x3_bits_h200.json", 120),
         script("fp16x3", "fp16x3_h200.json", 270, option="--json"),
         script("host_time", "host_time_h200.json", 25, option="--json"),
