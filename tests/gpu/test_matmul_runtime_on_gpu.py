@@ -217,6 +217,45 @@ def test_tensors_may_outlive_the_stream_that_used_them(device: Device, warm: boo
         torch.cuda.synchronize()
 
 
+def test_streams_that_come_and_go_leave_no_workspace_behind(device: Device) -> None:
+    a, b = operands(*SHAPE)
+    expected = tilewave.gemm(a, b, **CUT)
+    out = torch.empty_like(expected)
+    torch.cuda.synchronize()
+    held = []
+    for _ in range(30):
+        stream = driver._call("cuStreamCreate", 1)
+        for _ in range(3):
+            out.fill_(float("nan"))
+            torch.cuda.synchronize()
+            tilewave.gemm(a, b, out=out, stream=int(stream), **CUT)
+            driver._call("cuStreamSynchronize", stream)
+            assert torch.equal(out, expected)
+        driver._call("cuStreamDestroy", stream)
+        held.append(workspace_pool(gpu_state(0)).nbytes())
+    assert len(set(held)) == 1  # the first may have enlarged what an earlier stream left
+
+
+def test_streams_that_take_over_workspace_do_not_mix(device: Device) -> None:
+    """Many streams at work at once and new ones all the time, each with a product of its own."""
+    pairs = [operands(64 + 8 * i, 176, 3000) for i in range(12)]
+    expected = [tilewave.gemm(*pair, **CUT) for pair in pairs]
+    torch.cuda.synchronize()
+    for turn in range(20):
+        streams = [driver._call("cuStreamCreate", 1) for _ in pairs]
+        outs = [torch.full_like(result, float("nan")) for result in expected]
+        torch.cuda.synchronize()
+        for _ in range(4):
+            for pair, out, stream in zip(pairs, outs, streams, strict=True):
+                tilewave.gemm(*pair, out=out, stream=int(stream), **CUT)
+        for stream in streams[:: 1 + turn % 2]:
+            driver._call("cuStreamSynchronize", stream)
+        torch.cuda.synchronize()
+        assert all(map(torch.equal, outs, expected))
+        for stream in streams:
+            driver._call("cuStreamDestroy", stream)
+
+
 def test_ten_processes_give_one_hash() -> None:
     code = """
 import hashlib, torch, tilewave

@@ -30,8 +30,6 @@ class ComputingGpu(FakeGpu):
         self.compilers: set[bytes] = set()
         self.fault: Fault = lambda out, launch: None
         self.new_launches = 0
-        self.mode = "global"
-        self.CUstreamCaptureMode = _Names(CU_STREAM_CAPTURE_MODE_RELAXED="relaxed")
         self.CUstream_flags = _Names(CU_STREAM_NON_BLOCKING=1)
         self.forbidden_in_capture = set()
 
@@ -39,10 +37,6 @@ class ComputingGpu(FakeGpu):
     def loaded_now(self) -> list[bytes]:
         """Images of the libraries that are loaded, oldest first."""
         return list(self.images.values())
-
-    def on_cuThreadExchangeStreamCaptureMode(self, mode: str) -> tuple[str]:
-        before, self.mode = self.mode, mode
-        return (before,)
 
     def on_cuLibraryLoadData(self, image: bytes, *rest: Any) -> tuple[int]:
         (handle,) = self.new_handle()
@@ -59,7 +53,7 @@ class ComputingGpu(FakeGpu):
         return (handle,)
 
     def on_cuMemAlloc(self, nbytes: int) -> tuple[int]:
-        assert not self.capturing or self.mode == "relaxed", "cuMemAlloc would break a capture"
+        assert not self.capturing or self.capture_mode == "relaxed", "cuMemAlloc would break a capture"
         return self.on_cuMemAllocAsync(nbytes, 0)
 
     def on_cuMemFree(self, address: int) -> tuple[()]:

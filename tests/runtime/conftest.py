@@ -19,6 +19,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
     monkeypatch.setattr(driver.ProcessState, "forked", False)
     monkeypatch.setattr(kernels, "bindings", lambda: fake, raising=False)
     monkeypatch.setattr(loop_launcher, "bindings", lambda: fake)
+    monkeypatch.setattr(interop, "bindings", lambda: fake)
     monkeypatch.setenv(OFF_SWITCH, "0")  # the fake computes nothing, so that no loop could be checked on it
     monkeypatch.setattr(kernels, "query_device", lambda ordinal: get_spec("H200"))
     monkeypatch.setattr(kernels, "driver_cuda_version", lambda: (13, 0))

@@ -11,6 +11,8 @@ from typing import Any
 class Result(enum.IntEnum):
     CUDA_SUCCESS = 0
     CUDA_ERROR_OUT_OF_MEMORY = 2
+    CUDA_ERROR_INVALID_HANDLE = 400
+    CUDA_ERROR_NOT_READY = 600
 
 
 class FakeGpu(types.ModuleType):
@@ -36,6 +38,11 @@ class FakeGpu(types.ModuleType):
         self.CUfunction_attribute = types.SimpleNamespace(
             CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES="shared"
         )
+        self.CUstreamCaptureMode = types.SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED="relaxed")
+        self.capture_mode = "global"
+        self.unfinished: set[int] = set()  # streams
+        self.recorded: dict[int, int] = {}  # event: stream
+        self.destroyed_events: set[int] = set()
         self.CUfunction = int
         self._next = 1000
 
@@ -91,6 +98,26 @@ class FakeGpu(types.ModuleType):
 
     def on_cuEventCreate(self, flags: int) -> tuple[int]:
         return self.new_handle()
+
+    def on_cuEventRecord(self, event: int, stream: int) -> tuple[()]:
+        assert event not in self.destroyed_events
+        self.recorded[event] = stream
+        return ()
+
+    def on_cuEventDestroy(self, event: int) -> tuple[()]:
+        self.destroyed_events.add(event)
+        return ()
+
+    def cuEventQuery(self, event: int) -> tuple[Result]:
+        if self.capturing and self.capture_mode != "relaxed":
+            raise AssertionError("cuEventQuery while a stream is captured")
+        self.calls.append(("cuEventQuery", (event,)))
+        busy = self.recorded[event] in self.unfinished
+        return (Result.CUDA_ERROR_NOT_READY if busy else Result.CUDA_SUCCESS,)
+
+    def on_cuThreadExchangeStreamCaptureMode(self, mode: str) -> tuple[str]:
+        before, self.capture_mode = self.capture_mode, mode
+        return (before,)
 
     def on_cuStreamGetId(self, stream: int) -> tuple[int]:
         return (stream + 5,)

@@ -26,7 +26,6 @@ from tilewave.runtime.shared import SharedArray
 @pytest.fixture
 def shared(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     """The fake GPU with what sharing asks of it."""
-    monkeypatch.setattr(interop, "bindings", lambda: gpu)
     monkeypatch.setattr(interop, "_kept", [])
     monkeypatch.setattr(
         type(gpu), "on_cuMemAlloc", lambda self, n: self.on_cuMemAllocAsync(n, 0), raising=False
@@ -81,6 +80,15 @@ def test_owners_are_kept_until_the_stream_has_passed(
     third = object()
     keep_until_passed(third, 0x10, 0)
     assert [owner for _, owner in interop._kept] == [second, third]
+
+
+def test_asking_what_has_passed_disturbs_no_capture_of_another_thread(shared: FakeGpu) -> None:
+    keep_until_passed(object(), 0x10, 0)
+    shared.capturing[0x99] = 1
+    last = object()
+    keep_until_passed(last, 0x11, 0)
+    assert [owner for _, owner in interop._kept] == [last]
+    assert shared.capture_mode == "global"
 
 
 def test_what_a_capture_uses_is_kept_for_good(shared: FakeGpu) -> None:

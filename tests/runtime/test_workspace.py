@@ -7,11 +7,12 @@ import sys
 import types
 
 import pytest
-from tests.runtime.fake_gpu import FakeGpu
+from tests.runtime.fake_gpu import FakeGpu, Result
 
 from tilewave.errors import CaptureError
+from tilewave.runtime.interop import stream_handle
 from tilewave.runtime.kernels import gpu_state
-from tilewave.runtime.workspace import WorkspacePool, workspace_pool
+from tilewave.runtime.workspace import Arena, WorkspacePool, workspace_pool
 
 
 @pytest.fixture
@@ -124,3 +125,102 @@ def test_a_capture_takes_the_smallest_that_fits(pool: WorkspacePool, gpu: FakeGp
     gpu.capturing[11] = 1
     assert pool.take(11, 1000, 4000).partial_bytes < 1 << 20
     assert pool.take(11, 1000, 1 << 19).partial_bytes == 1 << 20
+
+
+def used(pool: WorkspacePool, stream: int, ticket_bytes: int = 100, partial_bytes: int = 1000) -> Arena:
+    """The arena of a launch on a stream, which was submitted."""
+    with pool.submitting:
+        return pool.take(stream, ticket_bytes, partial_bytes)
+
+
+def test_streams_that_come_and_go_leave_no_memory_behind(pool: WorkspacePool, gpu: FakeGpu) -> None:
+    """Nobody says that a stream is destroyed; its handle must not be used any more."""
+    first = used(pool, 0x100)
+    for stream in range(0x101, 0x200):
+        before = len(gpu.calls)
+        assert used(pool, stream) is first
+        handles = {each for name, each in gpu.calls[before:] if name.startswith("cuStream")}
+        assert handles == {(stream,)}
+    assert gpu.count("cuMemAllocAsync") == 1
+    assert pool.nbytes() == first.nbytes
+    assert gpu.count("cuEventCreate") == gpu.count("cuEventDestroy") + 1
+    assert gpu.count("cuStreamSynchronize") == gpu.count("cuEventSynchronize") == 0
+
+
+def test_streams_at_work_have_arenas_of_their_own(pool: WorkspacePool, gpu: FakeGpu) -> None:
+    gpu.unfinished = {11, 12, 13}
+    arenas = [used(pool, stream) for stream in (11, 12, 13)]
+    assert len({arena.address for arena in arenas}) == 3
+    assert [used(pool, stream) for stream in (11, 12, 13)] == arenas
+    gpu.unfinished = {11, 13, 14}
+    assert used(pool, 14) == arenas[1]
+    gpu.unfinished = {11, 12, 13, 14}
+    assert used(pool, 12) not in arenas  # it was alive after all
+    assert gpu.count("cuMemAllocAsync") == 4
+
+
+def test_an_arena_is_not_taken_over_before_its_launch_is_submitted(pool: WorkspacePool, gpu: FakeGpu) -> None:
+    """The event of the launch before it says nothing."""
+    first = used(pool, 11)
+    with pool.submitting:
+        assert pool.take(11, 100, 1000) is first
+        assert pool.take(12, 100, 1000) is not first
+
+
+def test_a_stream_that_cannot_be_asked_keeps_its_arena(
+    pool: WorkspacePool, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = lambda event, stream: (Result.CUDA_ERROR_INVALID_HANDLE,)  # noqa: E731
+    monkeypatch.setattr(gpu, "cuEventRecord", failed, raising=False)
+    assert used(pool, 11).address != used(pool, 12).address
+    monkeypatch.undo()
+    assert gpu.count("cuEventQuery") == 0
+
+
+def test_streams_that_last_keep_their_arenas(
+    pool: WorkspacePool, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Default streams and those of PyTorch's pool that were met cost nothing more either."""
+    stream_handle(types.SimpleNamespace(cuda_stream=0x50, stream_id=35))
+    arenas = [used(pool, stream) for stream in (0, 2, 0x50)]
+    assert gpu.count("cuEventRecord") == 0
+    assert used(pool, 0x60) not in arenas
+    assert [used(pool, stream) for stream in (0, 2, 0x50)] == arenas
+
+
+def test_an_arena_left_behind_that_is_too_small_is_outgrown(pool: WorkspacePool, gpu: FakeGpu) -> None:
+    small = used(pool, 11, 100, 1 << 20)
+    larger = used(pool, 12, 9000, 10)
+    assert larger.holds(9000, 1 << 20)
+    assert ("cuMemFreeAsync", (small.address, 12)) in gpu.calls
+    assert pool.nbytes() == larger.nbytes
+
+
+def test_one_that_is_large_enough_is_taken_over_first(pool: WorkspacePool, gpu: FakeGpu) -> None:
+    gpu.unfinished = {11, 12, 13}
+    sizes = (1000, 1 << 20, 5000)
+    arenas = [used(pool, stream, 100, size) for stream, size in zip((11, 12, 13), sizes, strict=True)]
+    gpu.unfinished = set()
+    assert used(pool, 14, 100, 1 << 19) is arenas[1]
+    assert gpu.count("cuMemFreeAsync") == 0
+
+
+def test_another_threads_capture_is_not_disturbed(pool: WorkspacePool, gpu: FakeGpu) -> None:
+    """Asking after an event would break it; no memory may be allocated meanwhile, and need not be."""
+    first = used(pool, 11)
+    gpu.capturing[0x99] = 1
+    gpu.forbidden_in_capture -= {"cuStreamGetId"}  # of a stream that is not captured
+    assert used(pool, 12) is first
+    assert gpu.capture_mode == "global"
+
+
+def test_an_error_while_submitting_is_the_callers(pool: WorkspacePool, gpu: FakeGpu) -> None:
+    def fail() -> None:
+        with pool.submitting:
+            pool.take(11, 100, 1000)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert not pool.submitting.locked()
+    assert used(pool, 12) == used(pool, 11)

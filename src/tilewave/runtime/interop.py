@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Any
 
@@ -9,6 +10,7 @@ from tilewave.device.driver import bindings
 from tilewave.errors import UsageError
 from tilewave.runtime import driver
 from tilewave.runtime.kernels import gpu_state, is_capturing
+from tilewave.runtime.loop_launcher import relaxed_capture_mode
 
 
 def device_of_pointer(address: int) -> int:
@@ -43,6 +45,11 @@ _followers: dict[int, int] = {}
 _followers_lock = threading.Lock()
 
 
+def lasts(stream: int) -> bool:
+    """Whether a stream is known to live as long as the process."""
+    return stream in _lasting
+
+
 def lasting_stream(stream: int, device: int) -> int:
     """A stream that is never destroyed, and has passed no later than ``stream`` what that holds now.
 
@@ -51,7 +58,7 @@ def lasting_stream(stream: int, device: int) -> int:
     it is known to last, else one of tilewave's own that waits for it; neither the host nor ``stream`` waits.
     What is captured has not happened, and nothing waits for it.
     """
-    if stream in _lasting:
+    if lasts(stream):
         return stream
     # The caller's own context may be a green one, which would take streams and events with it when it goes.
     with gpu_state(device).primary_context():
@@ -75,7 +82,8 @@ def keep_until_passed(owner: object, stream: int, device: int) -> None:
     What a capture uses is kept for the life of the process, because its graph may be replayed at any time.
     """
     with gpu_state(device).context(), _kept_lock:
-        done = [place for place, (event, _) in enumerate(_kept) if event is not None and _passed(event)]
+        with relaxed_capture_mode() if _kept else contextlib.nullcontext():
+            done = [place for place, (event, _) in enumerate(_kept) if event is not None and passed(event)]
         for place in reversed(done):
             driver._call("cuEventDestroy", _kept.pop(place)[0])
         event = None
@@ -85,7 +93,10 @@ def keep_until_passed(owner: object, stream: int, device: int) -> None:
         _kept.append((event, owner))
 
 
-def _passed(event: Any) -> bool:
+def passed(event: Any) -> bool:
+    """Whether the stream that an event was recorded on has come to it; asked in `relaxed_capture_mode`, for
+    the question would break another thread's capture otherwise.
+    """
     return int(bindings().cuEventQuery(event)[0]) == 0
 
 

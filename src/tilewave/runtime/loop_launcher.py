@@ -44,15 +44,22 @@ def apart_from_captures() -> Iterator[int]:
     A capture in another thread, or of another stream of this one, would otherwise be broken by calls that
     might be meant for it; these are not.
     """
-    cuda = bindings()
-    relaxed = cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-    before = driver._call("cuThreadExchangeStreamCaptureMode", relaxed)
-    try:
-        stream = driver._call("cuStreamCreate", int(cuda.CUstream_flags.CU_STREAM_NON_BLOCKING))
+    with relaxed_capture_mode():
+        non_blocking = int(bindings().CUstream_flags.CU_STREAM_NON_BLOCKING)
+        stream = driver._call("cuStreamCreate", non_blocking)
         try:
             yield int(stream)
         finally:
             driver._call("cuStreamDestroy", stream)
+
+
+@contextmanager
+def relaxed_capture_mode() -> Iterator[None]:
+    """Calls of this thread inside do not break captures of other threads or streams."""
+    relaxed = bindings().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    before = driver._call("cuThreadExchangeStreamCaptureMode", relaxed)
+    try:
+        yield
     finally:
         driver._call("cuThreadExchangeStreamCaptureMode", before)
 

@@ -2,7 +2,9 @@
 
 A kernel that cuts tiles along K needs slots for partial sums and tickets that are 0 before and after. Work of
 one stream runs in order, so that all its launches share one arena, which grows to the largest need (the
-planner bounds it) and is given back in stream order when it is outgrown. A graph may be replayed at any time
+planner bounds it) and is given back in stream order when it is outgrown. Nobody says when a stream is
+destroyed: a stream that was not seen before takes over the arena of one that has nothing left to do, so that
+there are no more than streams at work at once. A graph may be replayed at any time
 on any stream, so whatever a capture uses is its own for the life of the process; `reserve` sets it aside
 beforehand, because nothing may be allocated while a stream is captured. Where nothing was set aside and it is
 PyTorch that captures, memory comes from its graph's own pool, and lives as long as the graph.
@@ -10,13 +12,18 @@ PyTorch that captures, memory comes from its graph's own pool, and lives as long
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from tilewave.errors import CaptureError
+from tilewave.errors import CaptureError, DeviceError
 from tilewave.runtime import driver
+from tilewave.runtime.interop import lasts, passed
 from tilewave.runtime.kernels import GpuState, is_capturing
+from tilewave.runtime.loop_launcher import relaxed_capture_mode
 
 TICKET_UNIT = 4096
 """Tickets lie before the partial sums, in whole units of so many bytes."""
@@ -45,6 +52,27 @@ class Arena:
         return ticket_bytes <= self.ticket_bytes and partial_bytes <= self.partial_bytes
 
 
+class Submitting:
+    """A lock, and what is to be done by whoever gives it up."""
+
+    def __init__(self, at_the_end: Callable[[], None]) -> None:
+        self._lock = threading.Lock()
+        self._at_the_end = at_the_end
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            self._at_the_end()
+        finally:
+            self._lock.release()
+
+    def locked(self) -> bool:
+        """Whether somebody holds it."""
+        return self._lock.locked()
+
+
 class WorkspacePool:
     """The arenas of one GPU.
 
@@ -54,10 +82,15 @@ class WorkspacePool:
     """
 
     def __init__(self, state: GpuState) -> None:
-        self.submitting = threading.Lock()
+        self.submitting = Submitting(self._mark_last_uses)
         self._state = state
         self._lock = threading.Lock()
         self._by_stream: dict[int, Arena] = {}
+        # Of streams that may be destroyed: which were used since `submitting` was entered (identity, handle),
+        # an event for each, and the identities of those whose event is behind their last launch.
+        self._used: list[tuple[int, int]] = []
+        self._events: dict[int, Any] = {}
+        self._marked: set[int] = set()
         self._reserve: list[Arena] = []
         self._captured: dict[tuple[int, int], Arena] = {}
 
@@ -68,15 +101,18 @@ class WorkspacePool:
         # Handles are used again for other streams, identities are not (nor told while capturing).
         identity = int(driver._call("cuStreamGetId", stream))
         with self._lock:
-            arena = self._by_stream.get(identity)
+            if not lasts(stream):
+                self._used.append((identity, stream))
+                self._marked.discard(identity)
+            arena = self._by_stream.get(identity) or self._left_behind(ticket_bytes, partial_bytes)
             if arena is None or not arena.holds(ticket_bytes, partial_bytes):
                 if arena is not None:
                     ticket_bytes = max(ticket_bytes, arena.ticket_bytes)
                     partial_bytes = max(partial_bytes, arena.partial_bytes)
+                    self._by_stream.pop(identity, None)
                     driver._call("cuMemFreeAsync", arena.address, stream)
-                    del self._by_stream[identity]
                 arena = self._allocate(stream, ticket_bytes, partial_bytes)
-                self._by_stream[identity] = arena
+            self._by_stream[identity] = arena
             return arena
 
     def reserve(self, ticket_bytes: int, partial_bytes: int, count: int = 1) -> None:
@@ -99,6 +135,37 @@ class WorkspacePool:
         with self._lock:
             arenas = [*self._by_stream.values(), *self._reserve, *set(self._captured.values())]
             return sum(arena.nbytes for arena in arenas)
+
+    def _mark_last_uses(self) -> None:
+        """Note where the streams of the launches just submitted are; one that cannot be asked keeps its
+        arena.
+        """
+        with self._lock:
+            used, self._used = self._used, []  # whatever happens: they may be gone at the next time
+            for identity, stream in used:
+                event = self._events.get(identity)
+                if event is None:
+                    with self._state.primary_context():
+                        event = self._events[identity] = driver._call("cuEventCreate", 2)  # without timing
+                with contextlib.suppress(DeviceError):
+                    driver._call("cuEventRecord", event, stream)
+                    self._marked.add(identity)
+
+    def _left_behind(self, ticket_bytes: int, partial_bytes: int) -> Arena | None:
+        """The arena of a stream that has nothing left to do, and may have been destroyed; it is given up.
+
+        One that is large enough, where there is such a one.
+        """
+        if not self._marked:
+            return None
+        with relaxed_capture_mode():
+            idle = [each for each in self._marked if passed(self._events[each])]
+        if not idle:
+            return None
+        chosen = max(idle, key=lambda each: self._by_stream[each].holds(ticket_bytes, partial_bytes))
+        self._marked.remove(chosen)
+        driver._call("cuEventDestroy", self._events.pop(chosen))
+        return self._by_stream.pop(chosen)
 
     def _take_for_capture(self, stream: int, ticket_bytes: int, partial_bytes: int) -> Arena:
         # (status, id of the capture, ...): streams that were forked into a capture share its id.
