@@ -55,7 +55,7 @@ class Kernels:
         assert loop is not None
         assert self.gpu.loaded_now[-1] == (self.new if loop.new else self.program.cubin)
         assert not self.gpu.memory, "the check left memory behind"
-        assert self.gpu.mode == "global"
+        assert self.gpu.capture_mode == "global"
         return loop
 
 
@@ -77,6 +77,7 @@ def fake(
     monkeypatch.setattr(cache, "_warned", set())
     monkeypatch.setattr(driver, "_bindings", lambda: gpu)
     monkeypatch.setattr(loop_launcher, "bindings", lambda: gpu)
+    monkeypatch.setattr(driver.ProcessState, "initialised", False)
     monkeypatch.setattr(driver.ProcessState, "forked", False)
     monkeypatch.setattr(kernels, "query_device", small_gpu)
     monkeypatch.setattr(kernels, "driver_cuda_version", lambda: (13, 0))
