@@ -187,6 +187,11 @@ def test_work_is_ordered_by_the_callers_stream(schedule: str | None) -> None:
     ones = torch.ones(1024, 1024, device="cuda")
     tilewave.prepare(tilewave.plan_for(a, b, schedule=schedule))
     side = torch.cuda.Stream()
+    with torch.cuda.stream(side):  # what PyTorch loads and allocates at first
+        torch.cuda._sleep(1000)
+        a.copy_(ones * 2)
+        room = [torch.empty_like(ones) for _ in range(3)]
+    del room
     for turn in range(1, 4):
         torch.cuda.synchronize()
         with torch.cuda.stream(side):
