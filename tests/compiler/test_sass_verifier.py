@@ -250,6 +250,13 @@ def stale_flag(rng: Generator, loop: Loop, words: Words) -> Words | None:
     return words
 
 
+def yield_beside_flag(rng: Generator, loop: Loop, words: Words) -> Words | None:
+    """The yield bit of an instruction with reuse flags becomes 0, which makes something else of them."""
+    at = pick(rng, where(loop, lambda one: bool(one.control.reuse)))
+    words[at] = loop[at].with_control(yield_bit=0)
+    return words
+
+
 def flag_without_register(rng: Generator, loop: Loop, words: Words) -> Words | None:
     """A reuse flag on an instruction that reads nothing through that slot."""
     at = pick(rng, where(loop, lambda one: one.opcode in ("LDS", "STS", "LDGSTS", "BAR", "MOV")))
@@ -293,6 +300,7 @@ MUTATIONS = (
     no_stall,
     cached_sum,
     stale_flag,
+    yield_beside_flag,
     flag_without_register,
     flag_outlives_load,
     branch_elsewhere,
@@ -421,5 +429,5 @@ def test_registers_beyond_the_kernels_count(rng: Generator) -> None:
     kernel, loop = compiled(instance), emitted(instance)
     largest = max(index for one in loop for kind, index in one.reads + one.writes if kind == "R")
     judge(kernel, loop, largest + 1)
-    with pytest.raises(Rejected, match=f"R{largest} is used, but a thread has {largest} registers"):
+    with pytest.raises(Rejected, match=f"uses R{largest}, but a thread has {largest} registers"):
         judge(kernel, loop, largest)

@@ -12,14 +12,14 @@ import pytest
 
 from tilewave.device import DeviceSpec, get_spec
 from tilewave.device.catalog import find_spec
-from tilewave.errors import EmulationError, ToolchainError, UsageError
+from tilewave.errors import ToolchainError, UsageError
 from tilewave.lab import ncu
 from tilewave.lab.ladder import Gpu
 from tilewave.lab.probe import compile_variant, prepare_variant, run_probes
 from tilewave.lab.probe_catalog import PROBES
 from tilewave.lab.probe_profile import Launch, profile_launches
 from tilewave.lab.probe_records import Probe, Variant
-from tilewave.lab.register_file import MEASURED_ON, examine
+from tilewave.lab.register_file import MEASURED_ON
 from tilewave.lab.registry import get_rung
 from tilewave.precision import error_in_bounds
 from tilewave.runtime.driver import Device, DeviceArray, Stream
@@ -27,15 +27,22 @@ from tilewave.runtime.driver import Device, DeviceArray, Stream
 pytestmark = pytest.mark.gpu
 
 
-def test_the_register_file_keeps_its_rules(device: Device, spec: DeviceSpec) -> None:
-    """Where the rules were read: all of them hold. Elsewhere the sequences run, and there is a reading."""
-    try:
-        findings = examine(spec, device)
-    except EmulationError as error:
-        pytest.skip(str(error))
-    assert all(one.faults == () and one.measured is not None for one in findings)
+def test_the_register_file_keeps_its_rules(spec: DeviceSpec, tmp_path: Path) -> None:
+    """Where the rules were read: all of them hold. Elsewhere the sequences run, and there is a reading.
+
+    In a process of its own: one that a GPU stops in cannot use the GPU again.
+    """
+    path = tmp_path / "probe.json"
+    command = [sys.executable, "-m", "tilewave", "probe", "register-file", "--json", str(path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    findings = json.loads(path.read_text())["register_file"]
+    if not findings["sequences"]:
+        pytest.skip(findings["words"][0])
+    assert [(one["name"], one["faults"]) for one in findings["sequences"] if one["faults"]] == []
+    assert all(one["measured"] is not None for one in findings["sequences"])
+    assert result.returncode == 0, result.stdout
     if find_spec(spec.name) == get_spec(MEASURED_ON):  # the driver calls it by a longer name
-        off = [(one.name, one.expected, one.measured) for one in findings if one.holds is False]
+        off = [one for one in findings["sequences"] if one["holds"] is False]
         assert off == []
 
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from tilewave.cli import app
 from tilewave.device import get_spec
 from tilewave.emulator.sass import Instruction, decode
-from tilewave.errors import EmulationError
+from tilewave.errors import DeviceError, EmulationError
 from tilewave.lab import register_file
 from tilewave.lab.register_file import (
     SEQUENCES,
@@ -40,8 +40,23 @@ def test_kernels_are_in_order(sequence: FmaSequence) -> None:
     assert len(sequence.make()) == STEPS
     for arch in ("sm_80", "sm_90"):
         cubin = kernel_of(sequence.make(), arch)
-        assert cubin.function("carrier").registers == 240
+        assert cubin.function("carrier").registers >= 240
         assert faults_of(cubin) == ()
+
+
+def test_every_sequence_is_one_that_a_compiler_could_have_encoded() -> None:
+    """Registers within the carrier's count, and no reuse flag where the yield bit is 0."""
+    for sequence in SEQUENCES:
+        code = sequence.make()
+        assert [one.text for one in code if one.fault(register_file._REGISTERS)] == [], sequence.name
+        assert [one.text for one in code if one.control.reuse and not one.control.yield_bit] == []
+
+
+def test_a_carrier_that_declares_too_few_registers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = register_file._CARRIER.replace("rounds < 0", "false")
+    monkeypatch.setattr(register_file, "_CARRIER", text)
+    with pytest.raises(EmulationError, match=r"and \d\d registers, .* needs 1024, at least 240"):
+        kernel_of(pairs(1), "sm_90")
 
 
 def test_kernels_that_are_not_in_order_are_found() -> None:
@@ -90,6 +105,30 @@ def test_timing(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> No
     monkeypatch.setattr(register_file, "DeviceArray", SimpleNamespace(empty=lambda *_: array))
     gpu: Any = SimpleNamespace()
     assert timed(SimpleNamespace(image=b""), gpu, SPEC) == pytest.approx(wanted, rel=1e-4)  # type: ignore[arg-type]
+
+
+def test_a_sequence_that_the_gpu_stops_at_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those before it keep their readings; those behind are not timed, for the process has lost the GPU."""
+    readings: list[float | None] = [1.0, None]
+
+    def stopping(*_: object) -> float:
+        reading = readings.pop(0)
+        if reading is None:
+            raise DeviceError("CUDA_ERROR_ILLEGAL_INSTRUCTION")
+        return reading
+
+    monkeypatch.setattr(register_file, "SEQUENCES", SEQUENCES[8:12])
+    monkeypatch.setattr(register_file, "timed", stopping)
+    monkeypatch.setattr(register_file, "faults_of", lambda cubin: ())
+    gpu: Any = SimpleNamespace()
+    findings = examine(SPEC, gpu)
+    assert [one.measured for one in findings] == [1.0, None, None, None]
+    assert findings[0].faults == ()
+    assert findings[1].faults == ("the GPU stopped at it: CUDA_ERROR_ILLEGAL_INSTRUCTION",)
+    assert all(f"lost the GPU in '{SEQUENCES[9].name}'" in one.faults[0] for one in findings[2:])
+    words = conclusion(findings, SPEC)
+    assert words[0] == f"FAULT: {SEQUENCES[9].name}: the GPU stopped at it: CUDA_ERROR_ILLEGAL_INSTRUCTION"
+    assert len(words) == 3
 
 
 def found(measured: float | None, *, loose: bool = False, faults: tuple[str, ...] = ()) -> SequenceFindings:

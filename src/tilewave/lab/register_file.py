@@ -3,7 +3,7 @@
 The rules of `compiler.sass.register_file` were measured on one H200. A *sequence* is a loop of 1,024
 instructions whose registers and reuse flags are chosen by hand, which no compiler lets one do: it is written
 over the multiply-adds of a carrier kernel that NVRTC made. The interpreter of machine code runs every one of
-them first, so that none is timed whose latencies are not minded.
+them first, so that none is timed whose latencies are not minded or whose encoding no compiler would give.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tilewave.compiler import Source, compile_source
+from tilewave.compiler.sass.flow import live_before
 from tilewave.compiler.sass.patch import with_words
 from tilewave.compiler.sass.register_file import score
 from tilewave.device import DeviceSpec
 from tilewave.emulator import Memory
 from tilewave.emulator.sass import Control, Cubin, Instruction, decode, decode_function, run_blocks
-from tilewave.errors import EmulationError
+from tilewave.errors import DeviceError, EmulationError
 from tilewave.runtime.driver import Device, DeviceArray, Module, Stream
 
 NAME = "register-file"
@@ -42,11 +43,13 @@ KNOWN_SM = (80, 90)
 """The oldest and the newest architecture whose machine code the decoder knows."""
 
 _FIRST_FREE = 64
-"""Registers from here on are not the carrier's; sums and B are taken from 128 of them, A from 32 more."""
+"""The carrier's loop leaves registers from here on alone; sums and B are taken from 128, A from 32 more."""
 _FIRST_OF_A = 192
 _FIRST_LOADED = 224
 _REGISTERS = 240
 _LOADS_IN_FLIGHT = 4
+_SHARED_BEGIN = 0x400
+"""Of the carrier's own shared memory: from sm_90 on the system keeps what lies before."""
 _LATENCY = 6
 """Cycles until an instruction of the carrier's loop (an addition, a comparison) may be read."""
 _CLOCK, _NO_CLOCK = (0x50, 0xFF)  # special registers: SR_CLOCKLO, and SRZ, which reads as 0
@@ -55,6 +58,16 @@ _SPECIAL_SHIFT = 72
 _CARRIER = """
 extern "C" __global__ void __launch_bounds__(256, 1) carrier(long long* cycles, float* out, int rounds) {
   __shared__ float4 shared[256];
+  // Never taken: it has the compiler declare the registers that the sequence will use.
+  if (rounds < 0) {
+    volatile float* const cells = out;
+    float many[REGISTERS];
+#pragma unroll
+    for (int i = 0; i < REGISTERS; ++i) many[i] = cells[i];
+#pragma unroll
+    for (int i = 0; i < REGISTERS; ++i) cells[i] = many[REGISTERS - 1 - i];
+    return;
+  }
   const int thread = threadIdx.x;
   shared[thread] = make_float4(0, 0, 0, 0);
   float sum[16];
@@ -104,7 +117,11 @@ class FmaSequence:
 
 
 def multiply_add(total: int, a: int, b: int, reuse: int = 0, yield_bit: int = 1) -> Instruction:
-    """An FFMA of registers: total += a * b."""
+    """An FFMA of registers: total += a * b.
+
+    Where the yield bit is 0, the bits of the reuse flags mean something else (`Control.fault`) and stay 0.
+    """
+    reuse *= yield_bit
     word = 0x223 | 7 << 12 | total << 16 | a << 24 | b << 32 | total << 64
     return decode(Control(reuse=reuse, yield_bit=yield_bit).into_word(word), 0, 90)
 
@@ -112,7 +129,7 @@ def multiply_add(total: int, a: int, b: int, reuse: int = 0, yield_bit: int = 1)
 def shared_load(number: int) -> Instruction:
     """The number-th load of 16 bytes from shared memory; a few of them are in flight at once."""
     board = number % _LOADS_IN_FLIGHT
-    word = 0x0C00_0000_0000_0000_7984 | (_FIRST_LOADED + 4 * board) << 16 | 0xFF << 24
+    word = 0x0C00_0000_0000_0000_7984 | (_FIRST_LOADED + 4 * board) << 16 | 0xFF << 24 | _SHARED_BEGIN << 40
     return decode(Control(write_barrier=board, wait_mask=1 << board).into_word(word), 0, 90)
 
 
@@ -201,7 +218,8 @@ SEQUENCES = (
 class SequenceFindings:
     """A sequence on one GPU, in cycles an instruction; ``measured`` is None where nothing was timed.
 
-    ``faults``: what the interpreter found wrong with the kernel, which then is not timed.
+    ``faults``: what the interpreter found wrong with the kernel, which then is not timed, or why a GPU did
+    not time it.
     """
 
     name: str
@@ -222,23 +240,34 @@ class SequenceFindings:
 
 def kernel_of(sequence: Sequence[Instruction], arch: str) -> Cubin:
     """The carrier with a sequence in the place of its multiply-adds."""
-    source = Source.from_text("carrier.cu", f"#define STEPS {STEPS}\n{_CARRIER}")
+    defined = f"#define STEPS {STEPS}\n#define REGISTERS {_REGISTERS}\n"
+    source = Source.from_text("carrier.cu", defined + _CARRIER)
     cubin = Cubin(compile_source(source, ["carrier"], arch).cubin)
     function = cubin.function("carrier")
     code = decode_function(function, cubin.sm)
     places = [i for i, one in enumerate(code) if one.opcode == "FFMA"]
-    used = max(index for one in code for kind, index in one.reads + one.writes if kind == "R")
-    if len(places) != STEPS or used >= _FIRST_FREE:
+    used = _used_by_the_loop(code, places)
+    if len(places) != STEPS or used >= _FIRST_FREE or function.registers < _REGISTERS:
         raise EmulationError(
-            f"the carrier has {len(places)} multiply-adds and uses R{used}; it needs {STEPS} of them and "
-            f"registers below R{_FIRST_FREE}"
+            f"the carrier has {len(places)} multiply-adds and {function.registers} registers, of which its "
+            f"loop uses R{used}; it needs {STEPS}, at least {_REGISTERS}, and a loop that stays below "
+            f"R{_FIRST_FREE}"
         )
     words = [_unhurried(one).word for one in code[places[0] : places[-1] + 1]]
     for place, one in zip(places, sequence, strict=True):
         # What the compiler lets a multiply-add wait for, it lets what follows wait for too.
         mask = one.control.wait_mask | code[place].control.wait_mask
         words[place - places[0]] = replace(one.control, wait_mask=mask).into_word(one.word)
-    return with_words(cubin, "carrier", places[0], words, _REGISTERS)
+    return with_words(cubin, "carrier", places[0], words, function.registers)
+
+
+def _used_by_the_loop(code: Sequence[Instruction], places: Sequence[int]) -> int:
+    """The largest register that the carrier's loop uses beside its multiply-adds or keeps alive."""
+    first, behind = places[0], places[-1] + 1
+    others = [one for one in code[first:behind] if one.opcode != "FFMA"]
+    cells = [cell for one in others for cell in one.reads + one.writes]
+    cells += [cell for live in live_before(code, first, behind) for cell in live]
+    return max(index for kind, index in cells if kind == "R")
 
 
 def _unhurried(one: Instruction) -> Instruction:
@@ -259,7 +288,7 @@ def faults_of(cubin: Cubin, rounds: int = 2) -> tuple[str, ...]:
             one.opcode == "CS2R" and one.word >> _SPECIAL_SHIFT & 0xFF == _CLOCK
         ):  # the interpreter has no clock
             word = one.word | _NO_CLOCK << _SPECIAL_SHIFT
-            still = with_words(still, "carrier", i, [word], _REGISTERS)
+            still = with_words(still, "carrier", i, [word], cubin.function("carrier").registers)
     memory, threads = Memory(), 2 * 32
     cycles = memory.put(np.ones(2 * threads, np.int64), name="cycles")
     out = memory.empty((threads,), np.float32, name="out")
@@ -283,6 +312,8 @@ def faults_of(cubin: Cubin, rounds: int = 2) -> tuple[str, ...]:
 def examine(spec: DeviceSpec, device: Device | None = None) -> list[SequenceFindings]:
     """Assemble and verify every sequence; on a GPU, time those that are in order.
 
+    A sequence that the GPU stops at is a finding, and ends the timing: the process has lost the GPU with it.
+
     Raises ``EmulationError`` for an architecture whose machine code is not known.
     """
     major, minor = spec.compute_capability
@@ -291,10 +322,18 @@ def examine(spec: DeviceSpec, device: Device | None = None) -> list[SequenceFind
             f"machine code of {spec.arch} is not known here, only of sm_{KNOWN_SM[0]} to sm_{KNOWN_SM[1]}"
         )
     findings = []
+    lost_in = ""
     for sequence in SEQUENCES:
         cubin = kernel_of(sequence.make(), f"sm_{major}{minor}")
         faults = faults_of(cubin)
-        measured = None if device is None or faults else timed(cubin, device, spec)
+        measured = None
+        if device is not None and lost_in:
+            faults += (f"not timed: this process lost the GPU in '{lost_in}'",)
+        elif device is not None and not faults:
+            try:
+                measured = timed(cubin, device, spec)
+            except DeviceError as error:
+                faults, lost_in = (f"the GPU stopped at it: {error}",), sequence.name
         findings.append(
             SequenceFindings(
                 sequence.name,

@@ -280,11 +280,11 @@ def test_a_stale_operand_has_its_old_value(arch: str, rng: np.random.Generator) 
     fresh, hazards = bench.run({address: plain})
     assert not hazards
     assert not same_bits(cached, fresh)
-    # A flag on an instruction whose yield bit is 0 has no effect.
+    # Where the yield bit is 0, the flag's bit is something else.
     yielding = decode(word, address, bench.cubin.sm).with_control(yield_bit=0)
-    unflagged, hazards = bench.run({address: yielding})
-    assert not hazards
-    assert same_bits(unflagged, fresh)
+    assert ".reuse" not in decode(yielding, address, bench.cubin.sm).text
+    with pytest.raises(EmulationError, match="has reuse flags beside a yield bit of 0"):
+        bench.run({address: yielding})
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

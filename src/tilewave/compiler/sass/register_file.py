@@ -5,7 +5,7 @@ The rules were measured on one H200 with hand-patched FFMA sequences (docs/regis
 * two banks, by the parity of the register's number; each serves one read (of a warp) a cycle;
 * a read may lag its instruction by about two cycles;
 * every operand slot keeps one register of each bank in its reuse cache, until another register of that bank
-  is read in that slot; a flag on an instruction whose yield bit is 0 does nothing.
+  is read in that slot; an instruction whose yield bit is 0 keeps none.
 
 The model looks at one warp and is blind to the latency of memory, to barriers and to what other instructions
 read: it says what the register file allows.
@@ -82,7 +82,7 @@ def score(code: Iterable[Instruction]) -> RegisterFileScore:
             key = (operand.slot, bank)
             if cache.get(key) != operand.index:
                 needed[bank] += 1
-            if operand.reuse and one.control.yield_bit:
+            if operand.reuse:
                 cache[key] = operand.index
             else:
                 cache.pop(key, None)

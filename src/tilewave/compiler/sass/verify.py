@@ -10,7 +10,7 @@ It is given two versions of a kernel, and knows nothing of how the second came a
   and may come before an asynchronous copy that they followed: the copy might have taken that long;
 * fixed latencies are kept and scoreboards waited for, on every way into the loop, around it and out of it;
 * no reuse flag outlives its register, and between a flag and its use are but multiply-adds and loads;
-* no more registers are used than the kernel is given.
+* no more registers are used than the kernel is given, and control bits are such as a compiler sets.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Verifier:
         """
         first, last = self._same_but_the_loop(code)
         self._same_meaning(code, first, last)
-        self._registers(code, registers)
+        self._encodings(code, registers)
         self._control(code, first, last)
         self._reuse(code, first, last)
         self._timing(code, first, last)
@@ -126,10 +126,10 @@ class Verifier:
 
     # What the hardware is promised.
 
-    def _registers(self, code: Sequence[Instruction], registers: int) -> None:
-        inside = code[self.first : self.last + 1]
-        largest = max(index for one in inside for kind, index in one.reads + one.writes if kind == "R")
-        _demand(largest < registers, f"R{largest} is used, but a thread has {registers} registers")
+    def _encodings(self, code: Sequence[Instruction], registers: int) -> None:
+        for one in code[self.first : self.last + 1]:
+            fault = one.fault(registers)
+            _demand(fault is None, f"{one.text} at {one.address:#x} {fault}")
 
     def _control(self, code: Sequence[Instruction], first: int, last: int) -> None:
         inside = code[self.first : self.last + 1]
@@ -147,7 +147,6 @@ class Verifier:
             own = one.opcode == "LDGDEPBAR"
             _demand(own or not set_boards & set(boards), f"{where} takes the copies' scoreboard")
             _demand(control.stall >= 1, f"{where} does not stall")
-            _demand(control.stall < 12 or not control.yield_bit, f"{where} stalls long without yielding")
             slots = {register.slot for _, register in _reuse_slots(one)}
             flagged = {slot for slot in range(4) if control.reuse >> slot & 1}
             _demand(flagged <= slots, f"{where}: a reuse flag without a register")
@@ -174,7 +173,7 @@ class Verifier:
                 for part in range(register.count):
                     index = register.index + part
                     kept.pop((slot, index % 2), None)
-                    if register.reuse and one.control.yield_bit:
+                    if register.reuse:
                         kept[slot, index % 2] = index
             for kind, index in one.writes:
                 _demand(kind != "R" or index not in kept.values(), f"{where} overwrites a cached operand")

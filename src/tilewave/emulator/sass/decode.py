@@ -168,7 +168,8 @@ class _Reader:
     ) -> Register:
         zero = (1 << self.uniform_bits) - 1 if uniform else 255
         index = self.bits(field, zero.bit_length())
-        reuse = slot is not None and not uniform and bool(self.bits(122 + slot))
+        # Where the yield bit is 0, the bits of the reuse flags are something else.
+        reuse = slot is not None and not uniform and bool(self.bits(109) and self.bits(122 + slot))
         return Register(
             index, field, uniform, count, None if uniform else slot, reuse=reuse, zero=zero, suffix=suffix
         )

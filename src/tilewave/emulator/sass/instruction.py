@@ -13,6 +13,7 @@ NO_SCOREBOARD = 7
 """The value of a scoreboard field that names none."""
 SCOREBOARDS = 6
 
+_LONGEST_UNYIELDING = 11
 _CONTROL_BIT = 105
 _CONTROL_WIDTH = 21
 _WORD_MASK = (1 << 128) - 1
@@ -26,7 +27,7 @@ class Control:
     down when the result is there, `read_barrier`: the one that counts down when the sources have been read
     (7: none). `wait_mask`: bit i makes the instruction wait until scoreboard i is at zero. `reuse`: bit i
     keeps the operand of slot i in its reuse cache. `yield_bit` is the raw bit; 0 lets the scheduler prefer
-    another warp, and then reuse flags have no effect.
+    another warp, and then the bits of `reuse` are no reuse flags (`fault`).
     """
 
     stall: int = 1
@@ -35,6 +36,20 @@ class Control:
     read_barrier: int = NO_SCOREBOARD
     wait_mask: int = 0
     reuse: int = 0
+
+    @property
+    def fault(self) -> str | None:
+        """Why no compiler gives an instruction these bits; None where one may.
+
+        Stall, yield bit and the first three reuse flags are one field, and not every value has a meaning.
+        nvdisasm refuses a yield bit of 1 beside a stall of 0 or of more than 11. Where the yield bit is 0 it
+        takes the flags for marks of a batch of instructions, which ptxas does not set.
+        """
+        if not self.yield_bit:
+            return "has reuse flags beside a yield bit of 0" if self.reuse else None
+        if not 1 <= self.stall <= _LONGEST_UNYIELDING:
+            return f"stalls for {self.stall} beside a yield bit of 1"
+        return None
 
     @staticmethod
     def of_word(word: int) -> Control:
@@ -150,6 +165,13 @@ class Instruction:
         mask = self.operands[-1]
         chosen = mask.value if isinstance(mask, Immediate) else 0x7F
         return [("P", i) for i in range(7) if chosen >> i & 1]
+
+    def fault(self, registers: int) -> str | None:
+        """Why no compiler gives a kernel whose threads have so many registers this instruction; or None."""
+        largest = max((index for kind, index in self.reads + self.writes if kind == "R"), default=-1)
+        if largest >= registers:
+            return f"uses R{largest}, but a thread has {registers} registers"
+        return self.control.fault
 
     def with_control(self, **fields: int) -> int:
         """The word with some control fields replaced, e.g. `with_control(stall=2)`."""

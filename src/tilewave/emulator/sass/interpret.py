@@ -18,7 +18,7 @@ from tilewave.emulator.sass.decode import decode_function
 from tilewave.emulator.sass.elf import Cubin, Function
 from tilewave.emulator.sass.execution import BlockResult, Execution, step_of
 from tilewave.emulator.sass.machine import Machine
-from tilewave.errors import UsageError
+from tilewave.errors import EmulationError, UsageError
 
 _TURN = 20_000
 """Instructions that a block may issue before the next one has its turn."""
@@ -70,10 +70,14 @@ def run_blocks(
 
     `grid`, `block` and the indices are (x, y, z); `args` are buffers of `memory`, integers and floats,
     packed by the sizes that the cubin declares. Raises `UnknownInstructionError` for what the interpreter
-    lacks, `MemoryFault` with the instruction for a bad access, `BarrierError` for a deadlock.
+    lacks, `MemoryFault` with the instruction for a bad access, `BarrierError` for a deadlock, and
+    `EmulationError` for an instruction that the GPU may stop at (`Instruction.fault`).
     """
     function = cubin.function(kernel)
     code = decode_function(function, cubin.sm)
+    for instruction in code:
+        if fault := instruction.fault(function.registers):
+            raise EmulationError(f"{instruction.text} at {instruction.address:#x} {fault}")
     extent = tuple(int(n) for n in grid)
     shape = tuple(int(n) for n in block)
     if len(extent) != 3 or min(extent) < 1:

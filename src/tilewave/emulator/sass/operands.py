@@ -130,13 +130,20 @@ class Address:
     named: bool = True
     """Whether the descriptor is printed."""
 
+    @property
+    def _hides_base(self) -> bool:
+        """Whether the base is an RZ that need not be printed, for there is something else to print."""
+        if self.base is None or not self.base.is_zero or self.scale != 1:
+            return False
+        return self.uniform is not None or (bool(self.offset) and not self.base.suffix)
+
     def __str__(self) -> str:
         parts = []
-        if self.base is not None and not (self.base.is_zero and self.uniform is not None and self.scale == 1):
+        if self.base is not None and not self._hides_base:
             parts.append(f"{self.base}" + (f".X{self.scale}" if self.scale > 1 else ""))
         if self.uniform is not None:
             parts.append(str(self.uniform))
-        inner = _offset_text(self.offset, "+".join(parts))
+        inner = _offset_text(self.offset if parts else self.offset & 0xFFFFFF, "+".join(parts))
         return (f"desc[{self.descriptor}]" if self.descriptor and self.named else "") + f"[{inner}]"
 
 

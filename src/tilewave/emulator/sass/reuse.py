@@ -4,7 +4,7 @@ An instruction whose reuse flag is set for a slot leaves the register that it re
 in the entry of the register's bank (the parity of its number). The next instruction that reads a register of
 that bank in that slot takes the cached operand if it is the same register, and the entry ends unless it sets
 the flag again. The cache does not see writes: an operand overwritten in between comes back with its old
-value. A flag on an instruction whose yield bit is 0 has no effect.
+value. An instruction whose yield bit is 0 has no flags.
 
 These rules were measured on an H200 with hand-patched FFMA sequences. Memory instructions do not read through
 these slots.
@@ -71,7 +71,7 @@ class ReuseCache:
                 if entry is not None and entry.register == index and entry.old is not None:
                     found.append(_stale(instruction, index, entry.keeper))
                     supplied[slot, part] = entry.old
-                if register.reuse and instruction.control.yield_bit:
+                if register.reuse:
                     old = entry.old if entry is not None and entry.register == index else None
                     self._entries[key] = _Entry(index, instruction, old)
         return supplied
