@@ -1,10 +1,10 @@
 """The kernels of precision ``fp16x3``: what they are, how an operand is packed for them, and their arguments.
 
-Float32 operands become scaled fp16 pairs: by the kernel *scan* where elements along K are neighbours in
-memory (`kernels/fp16x3_pack.cuh`), by *columns* where packed rows are (`kernels/fp16x3_columns.cuh`), or by
-scan and *pack* where K is too long for that. *main* multiplies on tensor cores (`kernels/fp16x3_main.cuh`),
-and *recompute* makes the few elements that the split cannot hold (`kernels/fp16x3_recompute.cuh`). All need
-what only sm_90a has. No GPU library is imported.
+Float32 operands become scaled fp16 pairs: by the kernel *columns* (`kernels/fp16x3_columns.cuh`) where packed
+rows are neighbours in memory, and by *scan* and *pack* (`kernels/fp16x3_pack.cuh`) where K is too long for
+that, or elements along K are neighbours in both operands. *main* multiplies on tensor cores
+(`kernels/fp16x3_main.cuh`), and makes the few elements that the split cannot hold another way
+(`kernels/fp16x3_recompute.cuh`). All need what only sm_90a has. No GPU library is imported.
 """
 
 from __future__ import annotations
@@ -36,22 +36,23 @@ K_LIMIT = 1 << 24
 _INDEX_LIMIT = 1 << 31
 """Packed rows, tiles and coordinates of copies are 32-bit integers in the kernels."""
 
-_PACK_THREADS, _PACK_WARPS = 256, 8
+_PACK_THREADS, _PACK_WARPS = 512, 16
 _SCAN_ROWS, _PACK_ROWS = 128, 32
 _COLUMNS_ROWS, _COLUMNS_K = 16, 1024
+_WARP_HOLDS = 1024
+"""Elements of a row along K that a warp holds in registers."""
+
 LARGEST_CLUSTER = 8
 """Blocks of a cluster that every GPU of the architecture can hold."""
 _MOST_CHUNKS, _LEAST_CHUNK = 32, 256
 PACKED_ALIGNMENT = 256
 """Packed operands, and what is within them, begin at multiples of so many bytes."""
 
-FLAG_BYTES = 8
-"""A product's flag and ticket, which are 0 before and after it."""
-
 
 def _main(halves: int, stages: int, cluster: int, reason: str) -> Instance:
     rows, columns = 128 * halves, 128
     out_bytes = 2 * 4 * 8 * columns * 4  # eight warps bring eight rows each to memory
+    scale_bytes = 4 * (256 + columns + 4)  # of the rows of the largest tile, of the columns, and a flag
     return Instance(
         name=f"fp16x3_{rows}x{columns}" + ("_pairs" if cluster > 1 else ""),
         family=FAMILY,
@@ -63,8 +64,13 @@ def _main(halves: int, stages: int, cluster: int, reason: str) -> Instance:
         tm=8 * halves,
         tn=8,
         threads=384,
-        # Stages, what is brought to memory, two barriers a stage, and what aligning to 1024 bytes may take.
-        shared_bytes=stages * (rows + columns) * 4 * BLOCK_K + out_bytes + 16 * stages + 1024,
+        # Stages, what is brought to memory, the scales, two barriers each of a stage and of the scales, and what
+        # aligning to 1024 bytes may take.
+        shared_bytes=stages * (rows + columns) * 4 * BLOCK_K
+        + out_bytes
+        + scale_bytes
+        + 16 * (stages + 1)
+        + 1024,
         a=None,
         b=None,
         reason=reason,
@@ -73,7 +79,7 @@ def _main(halves: int, stages: int, cluster: int, reason: str) -> Instance:
     )
 
 
-def _helper(header: str, kernel: str, reason: str, threads: int = _PACK_THREADS) -> Instance:
+def _helper(header: str, kernel: str, reason: str) -> Instance:
     return Instance(
         name=kernel,
         family=FAMILY,
@@ -84,7 +90,7 @@ def _helper(header: str, kernel: str, reason: str, threads: int = _PACK_THREADS)
         bk=0,
         tm=0,
         tn=0,
-        threads=threads,
+        threads=_PACK_THREADS,
         shared_bytes=0,
         a=None,
         b=None,
@@ -100,8 +106,7 @@ SMALL = _main(1, 6, 1, "products whose larger tiles would leave SMs idle")
 MAIN_INSTANCES = (PAIRS, LARGE, SMALL)
 SCAN = _helper("fp16x3_pack", "fp16x3_scan", "packs rows along K, scans strips of neighbouring rows")
 PACK = _helper("fp16x3_pack", "fp16x3_pack", "packs strips that were scanned")
-COLUMNS = _helper("fp16x3_columns", "fp16x3_columns", "packs strips of neighbouring rows in one pass", 512)
-RECOMPUTE = _helper("fp16x3_recompute", "fp16x3_recompute", "elements that the split cannot hold")
+COLUMNS = _helper("fp16x3_columns", "fp16x3_columns", "packs rows along K, and strips of rows in one pass")
 
 
 def cluster_of(instance: Instance) -> int:
@@ -111,7 +116,7 @@ def cluster_of(instance: Instance) -> int:
 
 def every_fp16x3_instance() -> tuple[Instance, ...]:
     """All kernels of the mode; they are compiled for `ARCHITECTURE` alone."""
-    return (*MAIN_INSTANCES, SCAN, PACK, COLUMNS, RECOMPUTE)
+    return (*MAIN_INSTANCES, SCAN, PACK, COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +184,8 @@ class UnpackedOperand:
 
     @property
     def warps(self) -> int:
-        """Warps that share a row: enough for one or two passes over K, as far as a block has them."""
-        return min(_PACK_WARPS, 1 << max(0, math.ceil(self.k / 256) - 1).bit_length())
+        """Warps that share a row: enough to hold it in registers, as far as a block has them."""
+        return min(_PACK_WARPS, 1 << (-(-self.k // _WARP_HOLDS) - 1).bit_length())
 
     @property
     def chunk(self) -> int:
@@ -194,7 +199,7 @@ class UnpackedOperand:
 
     @property
     def scan_blocks(self) -> int:
-        """Blocks of the scan kernel."""
+        """Blocks that pack whole rows or scan strips."""
         if self.along_k:
             return -(-self.packed_rows // (_PACK_WARPS // self.warps))
         if self.in_one_pass:
@@ -203,7 +208,7 @@ class UnpackedOperand:
 
     @property
     def pack_blocks(self) -> int:
-        """Blocks of the pack kernel, or of the one that packs columns in one pass."""
+        """Blocks that pack strips, in one pass or after a scan."""
         if self.along_k:
             return 0
         if self.in_one_pass:
@@ -311,13 +316,13 @@ def refusal(problem: GemmProblem) -> str | None:
     a, b = operands_of(problem)
     tiles = problem.batches * -(-problem.m // SMALL.bm) * -(-problem.n // SMALL.bn)
     most = max(a.packed_rows + LARGE.bm, b.packed_rows + LARGE.bn, tiles, a.scan_blocks + b.scan_blocks)
-    if max(most, a.pack_blocks + b.pack_blocks) >= _INDEX_LIMIT:
+    if max(most, a.pack_blocks + b.pack_blocks + LARGEST_CLUSTER) >= _INDEX_LIMIT:
         return "it has more rows, columns or tiles than a 32-bit index holds"
     return None
 
 
 def workspace_bytes(problem: GemmProblem, kept_a: bool = False, kept_b: bool = False) -> int:
-    """Memory that a product takes beside its flag: what is packed, but for operands that are kept packed."""
+    """Memory that a product takes: what is packed, but for operands that are kept packed."""
     kept = (kept_a, kept_b)
     parts = zip(operands_of(problem), kept, strict=True)
     return PACKED_ALIGNMENT + sum(
@@ -340,7 +345,7 @@ class PackedAddresses:
 
 
 _UNPACKED = struct.Struct("<Q2q3q3q3qQQQQ2q6i")
-_OPERANDS = struct.Struct("<6Q3q3qq")
+_OPERANDS = struct.Struct("<4Q3q3qq")
 PACKED_OPERANDS_BYTES = _OPERANDS.size
 PACK_ARGS_BYTES = 2 * _UNPACKED.size
 
@@ -348,13 +353,18 @@ PACK_ARGS_BYTES = 2 * _UNPACKED.size
 def pack_arguments(
     operands: Sequence[tuple[UnpackedOperand, int, PackedAddresses, int]],
 ) -> tuple[bytes, int, int]:
-    """The bytes of PackArgs, and the blocks of the scan and of the pack kernel.
+    """The bytes of PackArgs, and the blocks of the scan and of the pack kernel or of the one for columns.
 
     ``operands`` holds at most two operands, each with the address of its element (0, 0), where it is packed
     to, and the address of its scratch memory.
     """
     block, scan_blocks, pack_blocks = b"", 0, 0
+    # Operands of one product have one K, so that either all columns or none are packed in one pass.
+    clusters = [operand.cluster for operand, *_ in operands if operand.in_one_pass]
     for operand, address, target, scratch in operands:
+        scan, pack = operand.scan_blocks, operand.pack_blocks
+        if clusters and operand.along_k:  # packed beside the columns, in whole clusters of that kernel
+            scan, pack = 0, -(-scan // clusters[0]) * clusters[0]
         block += _UNPACKED.pack(
             address,
             operand.row,
@@ -368,8 +378,8 @@ def pack_arguments(
             target.shifts,
             target.guards,
             scratch,
-            operand.scan_blocks,
-            operand.pack_blocks,
+            scan,
+            pack,
             int(not operand.along_k),
             int(operand.vectors),
             operand.warps,
@@ -377,25 +387,22 @@ def pack_arguments(
             operand.chunk,
             0,
         )
-        scan_blocks += operand.scan_blocks
-        pack_blocks += operand.pack_blocks
+        scan_blocks += scan
+        pack_blocks += pack
     return block.ljust(PACK_ARGS_BYTES, b"\0"), scan_blocks, pack_blocks
 
 
 def packed_operands_argument(
     operands: tuple[UnpackedOperand, UnpackedOperand],
     addresses: tuple[PackedAddresses, PackedAddresses],
-    flag: int,
 ) -> bytes:
-    """The bytes of PackedOperands; ``flag`` is the address of the flag, behind which the ticket lies."""
+    """The bytes of PackedOperands."""
     (a, b), (at_a, at_b) = operands, addresses
     return _OPERANDS.pack(
         at_a.shifts,
         at_a.guards,
         at_b.shifts,
         at_b.guards,
-        flag,
-        flag + 4,
         *_item_steps(a),
         *_item_steps(b),
         a.intervals,

@@ -26,8 +26,6 @@ struct PackedOperands {
     const int* guards_a;
     const int* shifts_b;
     const int* guards_b;
-    unsigned* flag;               // set where an element is to be recomputed; 0 before and after every product,
-    unsigned* ticket;             // and so is the ticket
     Index items_a[BATCH_LEVELS];  // packed items from one index of a batch axis to the next; 0 where A repeats
     Index items_b[BATCH_LEVELS];
     Index intervals;  // of K

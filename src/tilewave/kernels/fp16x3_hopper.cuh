@@ -7,6 +7,13 @@
 
 namespace tilewave {
 
+constexpr int GROUP_THREADS = 128;  // of a warpgroup
+
+// Waits for the other threads of a warpgroup, which come to the same one of the block's barriers, 1 to 15.
+__device__ __forceinline__ void group_barrier(int barrier) {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(GROUP_THREADS) : "memory");
+}
+
 __device__ __forceinline__ void barrier_init(unsigned barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }

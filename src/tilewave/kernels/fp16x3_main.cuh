@@ -1,9 +1,9 @@
 // The product of two packed operands on Hopper's tensor cores, with float32 accuracy.
 //
 // CLUSTER blocks, 1 or 2, work on neighbouring tiles of a row of tiles: each copies its share of the rows of A to all
-// of them. A block is three warpgroups: one whose first thread feeds shared memory with bulk copies, and two that
-// multiply. They
-// walk through tiles of C, block after block. Each multiplying warpgroup holds HALVES x 64 rows by 128 columns of
+// of them. A block is three warpgroups: one whose first thread feeds shared memory with bulk copies, while its second
+// warp brings the scales of rows and columns, and two that multiply. They walk through tiles of C, block after block.
+// Each multiplying warpgroup holds HALVES x 64 rows by 128 columns of
 // float32 sums in registers, and one further set of 64 in which the tensor core sums the products of INTERVAL elements
 // of K: low * high, high * low, high * high, the first overwriting what was there. The tensor core truncates where it
 // accumulates, so that each such sum is added to the float32 sums with rounding to nearest (a *promotion*).
@@ -12,16 +12,17 @@
 #define TILEWAVE_SEPARATE_BIAS  // the epilogue rounds after alpha * sum, whatever the compiler knows of the arguments
 #include "epilogue.cuh"
 #include "fp16x3_hopper.cuh"
+#include "fp16x3_recompute.cuh"
 #include "tile_output.cuh"
 
 namespace tilewave {
 
 constexpr int TILE_N = 128;
-constexpr int GROUP_THREADS = 128;                       // of a warpgroup
 constexpr int MULTIPLIERS = 2;                           // warpgroups that multiply
 constexpr int MAIN_THREADS = (1 + MULTIPLIERS) * GROUP_THREADS;
 constexpr int OUT_ROWS = 8;                              // rows of C that a warp brings to memory at once
 constexpr int OUT_FLOATS = OUT_ROWS * TILE_N;
+static_assert(RECOMPUTE_FLOATS <= GROUP_THREADS / 32 * OUT_FLOATS, "a warpgroup recomputes in its own memory");
 
 // The tile that a block is at; 32-bit arithmetic, the host sees to the range.
 struct MainTile {
@@ -52,98 +53,136 @@ __device__ __forceinline__ float unscaled(float sum, int shifts) {
     return sum * __int_as_float((first + 127) << 23) * __int_as_float((second + 127) << 23);
 }
 
-// Columns of C that a lane finishes: their shifts and guards.
+// What undoes the scales of a tile. Where it is `simple`, no element may have to be recomputed, and a sum times its
+// row's factor and its column's is what unscaled() gives: the first of the two products is exact, because a sum is 0 or
+// between 2^-48 and 2^54.
+struct TileScales {
+    float rows[2 * 2 * 64], columns[TILE_N];
+    int simple;
+};
+constexpr int SIMPLE_ROW = 60, SIMPLE_COLUMN = 126;  // the largest shifts, up or down, of a simple tile
+
+// One of them, for one packed row of an operand; says whether it allows the tile to be simple.
+__device__ __forceinline__ bool load_scale(float* scale, const int* shift, const int* guard, bool exists, int most) {
+    // Read past the L1 cache: the kernel before wrote them while this one may have been on its SM already.
+    const int found = exists ? __ldcg(shift) : 0, kept = exists ? __ldcg(guard) : 0;
+    *scale = __int_as_float((127 - max(-most, min(most, found))) << 23);
+    return (kept & 1) == 0 && abs(found) <= most;
+}
+
+// Fills the scales of a tile, as a warp.
+template <int TILE_M>
+__device__ __forceinline__ void load_scales(TileScales* scales, const GemmArgs& args, const PackedOperands& packed,
+                                            PackedItems items, const MainTile& at, int lane) {
+    const int m = static_cast<int>(args.m), n = static_cast<int>(args.n);
+    const Index first_row = items.a * args.m + at.row, first_column = items.b * args.n + at.column;
+    bool simple = true;
+#pragma unroll
+    for (int i = lane; i < TILE_M; i += 32)
+        simple &= load_scale(scales->rows + i, packed.shifts_a + first_row + i, packed.guards_a + first_row + i,
+                             at.row + i < m, SIMPLE_ROW);
+#pragma unroll
+    for (int i = lane; i < TILE_N; i += 32)
+        simple &= load_scale(scales->columns + i, packed.shifts_b + first_column + i,
+                             packed.guards_b + first_column + i, at.column + i < n, SIMPLE_COLUMN);
+    simple = __all_sync(0xffffffffu, simple);
+    if (lane == 0) scales->simple = simple;
+}
+
+// Eight rows of a warp's sums, times `scale`, go to the memory that belongs to the warp.
+__device__ __forceinline__ void bring_rows(float* own, const float (&sums)[64], int upper, float scale, int lane) {
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < TILE_N / 8; ++j)
+        *reinterpret_cast<float2*>(own + out_place(lane / 4, j * 8 + lane % 4 * 2)) =
+            make_float2(sums[4 * j + 2 * upper] * scale, sums[4 * j + 2 * upper + 1] * scale);
+    __syncwarp();
+}
+
+// Columns of C that a lane finishes.
 constexpr int PER_LANE = TILE_N / 32;
 
-struct LaneColumns {
-    int first, step;  // within the tile
-    int shifts[PER_LANE], guards[PER_LANE];
-    unsigned inside;  // a bit each
-
-    // The columns of a row that are finished here, a bit each; `recompute` tells whether any is left to the kernel that
-    // recomputes.
-    __device__ __forceinline__ unsigned finished(int guard, int k, bool& recompute) const {
-        unsigned found = 0;
-#pragma unroll
-        for (int j = 0; j < PER_LANE; ++j) found |= static_cast<unsigned>(must_recompute(guard, guards[j], k)) << j;
-        found &= inside;
-        recompute = recompute || found != 0;
-        return inside & ~found;
+// Finishes and stores rows `row` to row + OUT_ROWS of C, from column `column` on, out = alpha * sum, of a simple tile:
+// as a warp, from `own`, where the sums lie without their rows' scales. `scales` are those of the columns.
+__device__ __forceinline__ void store_rows(const GemmArgs& args, const Item& item, const float* own,
+                                           const float* scales, Index row, Index column, int lane) {
+    const int rows = static_cast<int>(smaller(OUT_ROWS, args.m - row));
+    const float alpha = args.alpha;
+    float* target = item.out + row * args.out.row + column * args.out.column;
+    if ((args.flags & OUT_VECTORS) != 0 && column + TILE_N <= args.n) {
+        const float4 scale = *reinterpret_cast<const float4*>(scales + PER_LANE * lane);
+        target += PER_LANE * lane;
+#pragma unroll 4
+        for (int r = 0; r < OUT_ROWS; ++r) {
+            if (r >= rows) break;
+            const float4 v = *reinterpret_cast<const float4*>(own + out_place(r, PER_LANE * lane));
+            store_vector(target + r * args.out.row, alpha * (v.x * scale.x), alpha * (v.y * scale.y),
+                         alpha * (v.z * scale.z), alpha * (v.w * scale.w));
+        }
+        return;
     }
-};
+#pragma unroll 1
+    for (int r = 0; r < rows; ++r, target += args.out.row) {
+#pragma unroll
+        for (int j = 0; j < PER_LANE; ++j) {
+            const int within = lane + 32 * j;
+            if (column + within < args.n)
+                target[within * args.out.column] = alpha * (own[out_place(r, within)] * scales[within]);
+        }
+    }
+}
 
-// Finishes and stores rows `row` to row + OUT_ROWS of C, from column `column` on, whose sums lie in `own`, as a warp.
-// Elements that are to be recomputed are not touched, because C may be needed for that; says whether there are any.
-__device__ __forceinline__ bool finish_rows(const GemmArgs& args, const Item& item, const PackedOperands& packed,
-                                            PackedItems items, float* own, Index row, Index column, int lane) {
+// The same of any tile and with all of the epilogue. The sums of a tile that is not simple still have both scales, and
+// its elements that are to be recomputed are not touched, because C may be needed for that.
+__device__ __forceinline__ void finish_rows(const GemmArgs& args, const Item& item, const PackedOperands& packed,
+                                            PackedItems items, float* own, const TileScales& scales, Index row,
+                                            Index column, int lane) {
     const int rows = static_cast<int>(smaller(OUT_ROWS, args.m - row)), k = static_cast<int>(args.k);
-    // Read past the L1 cache: the kernel before wrote them while this one may have been on its SM already.
+    const bool simple = scales.simple != 0;
     const int* shifts_a = packed.shifts_a + items.a * args.m + row;
     const int* guards_a = packed.guards_a + items.a * args.m + row;
-    const bool plain = is_plain(args), vectors = plain && (args.flags & OUT_VECTORS) != 0 && column + TILE_N <= args.n;
-    bool recompute = false;
-    LaneColumns own_columns;
-    own_columns.first = vectors ? PER_LANE * lane : lane;  // neighbours where vectors are stored, else every 32nd
-    own_columns.step = vectors ? 1 : 32;
-    own_columns.inside = 0;
+    int shifts[PER_LANE], guards[PER_LANE];
+    float factors[PER_LANE];
+    unsigned inside = 0;
 #pragma unroll
     for (int j = 0; j < PER_LANE; ++j) {
-        Index at = column + own_columns.first + j * own_columns.step;
-        bool inside = at < args.n;
-        own_columns.inside |= static_cast<unsigned>(inside) << j;
-        own_columns.shifts[j] = inside ? __ldcg(packed.shifts_b + items.b * args.n + at) : 0;
-        own_columns.guards[j] = inside ? __ldcg(packed.guards_b + items.b * args.n + at) : 0;
-    }
-    if (plain) {
-#pragma unroll 2
-        for (int r = 0; r < rows; ++r) {
-            const int shift = __ldcg(shifts_a + r);
-            const unsigned finished = own_columns.finished(__ldcg(guards_a + r), k, recompute);
-            float v[PER_LANE];
-#pragma unroll
-            for (int j = 0; j < PER_LANE; ++j)
-                v[j] = args.alpha * unscaled(own[out_place(r, own_columns.first + j * own_columns.step)],
-                                             shift + own_columns.shifts[j]);
-            float* target = item.out + (row + r) * args.out.row;
-            if (vectors && finished == (1u << PER_LANE) - 1) {
-                store_vector(target + column + own_columns.first, v[0], v[1], v[2], v[3]);
-            } else {
-#pragma unroll
-                for (int j = 0; j < PER_LANE; ++j)
-                    if ((finished >> j & 1) != 0)
-                        target[(column + own_columns.first + j * own_columns.step) * args.out.column] = v[j];
-            }
-        }
-        return recompute;
+        const Index at = column + lane + 32 * j;
+        const bool exists = at < args.n, needed = exists && !simple;
+        inside |= static_cast<unsigned>(exists) << j;
+        factors[j] = scales.columns[lane + 32 * j];
+        shifts[j] = needed ? __ldcg(packed.shifts_b + items.b * args.n + at) : 0;
+        guards[j] = needed ? __ldcg(packed.guards_b + items.b * args.n + at) : 0;
     }
     // What is added is loaded for several elements at once; the activations, which are long, follow one by one.
 #pragma unroll 1
     for (int r = 0; r < rows; ++r) {
-        const int shift = __ldcg(shifts_a + r);
-        const unsigned finished = own_columns.finished(__ldcg(guards_a + r), k, recompute);
+        const int shift = simple ? 0 : __ldcg(shifts_a + r), guard = simple ? 0 : __ldcg(guards_a + r);
+        unsigned finished = inside;
+#pragma unroll
+        for (int j = 0; j < PER_LANE; ++j)
+            finished &= ~(static_cast<unsigned>(must_recompute(guard, guards[j], k)) << j);
         Addends addends[PER_LANE];
 #pragma unroll
         for (int j = 0; j < PER_LANE; ++j) {
             addends[j] = {0.0f, 0.0f};
-            if ((finished >> j & 1) != 0)
-                addends[j] = load_addends(args, item, row + r, column + own_columns.first + j * own_columns.step);
+            if ((finished >> j & 1) != 0) addends[j] = load_addends(args, item, row + r, column + lane + 32 * j);
         }
 #pragma unroll
         for (int j = 0; j < PER_LANE; ++j) {
-            float* sum = own + out_place(r, own_columns.first + j * own_columns.step);
-            *sum = before_activation(args, addends[j], unscaled(*sum, shift + own_columns.shifts[j]));
+            float* sum = own + out_place(r, lane + 32 * j);
+            *sum = before_activation(args, addends[j],
+                                     simple ? *sum * factors[j] : unscaled(*sum, shift + shifts[j]));
         }
 #pragma unroll 1
         for (int j = 0; j < PER_LANE; ++j) {
             if ((finished >> j & 1) == 0) continue;
-            const int within = own_columns.first + j * own_columns.step;
+            const int within = lane + 32 * j;
             const float value = own[out_place(r, within)];
             store_preactivation(args, item, row + r, column + within, value);
             item.out[(row + r) * args.out.row + (column + within) * args.out.column] =
                 activate(args.activation, value);
         }
     }
-    return recompute;
 }
 
 template <int HALVES, int STAGES, int CLUSTER>
@@ -156,7 +195,11 @@ __global__ void __launch_bounds__(MAIN_THREADS, 1)
     extern __shared__ unsigned char dynamic_shared[];
     const unsigned stages = (shared_address(dynamic_shared) + 1023) & ~1023u;  // the swizzle's pattern is of 1024 bytes
     const unsigned filled = stages + STAGES * STAGE_BYTES + MULTIPLIERS * 4 * OUT_FLOATS * sizeof(float);
-    const unsigned emptied = filled + 8 * STAGES;
+    const unsigned emptied = filled + 8 * STAGES, scales_known = emptied + 8 * STAGES, scales_used = scales_known + 8;
+    // As pointers: what does not go through the copy engine.
+    unsigned char* behind = dynamic_shared + (stages - shared_address(dynamic_shared)) + STAGES * STAGE_BYTES;
+    float* const out = reinterpret_cast<float*>(behind);
+    TileScales* const scales = reinterpret_cast<TileScales*>(behind + (scales_used + 8 - stages - STAGES * STAGE_BYTES));
     // The tiles of a cluster's blocks are one here: host and kernel count them so.
     const int tiles = static_cast<int>(args.cut.tiles), first_tile = blockIdx.x / CLUSTER;
     const int clusters = gridDim.x / CLUSTER, rank = CLUSTER > 1 ? cluster_rank() : 0;
@@ -169,6 +212,8 @@ __global__ void __launch_bounds__(MAIN_THREADS, 1)
             barrier_init(filled + 8 * s, 1);
             barrier_init(emptied + 8 * s, CLUSTER * MULTIPLIERS * 4);  // a lane of each multiplying warp of the cluster
         }
+        barrier_init(scales_known, 1);
+        barrier_init(scales_used, MULTIPLIERS * 4);
         barriers_ready();
     }
     if constexpr (CLUSTER > 1) {
@@ -205,12 +250,21 @@ __global__ void __launch_bounds__(MAIN_THREADS, 1)
                     }
                 }
             }
+        } else if (threadIdx.x / 32 == 1) {
+            int parity = 1;
+            for (int tile = first_tile; tile < tiles; tile += clusters, parity ^= 1) {
+                const MainTile at = main_tile<TILE_M, CLUSTER>(args, tile, rank);
+                barrier_wait(scales_used, parity);
+                load_scales<TILE_M>(scales, args, packed, packed_items(args, packed, at.item), at, threadIdx.x % 32);
+                __syncwarp();
+                if (threadIdx.x % 32 == 0) barrier_arrive(scales_known);
+            }
         }
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         const int multiplier = group - 1, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-        int stage = 0, parity = 0;
-        for (int tile = first_tile; tile < tiles; tile += clusters) {
+        int stage = 0, parity = 0, tile_parity = 0;
+        for (int tile = first_tile; tile < tiles; tile += clusters, tile_parity ^= 1) {
             float sums[HALVES][64];
 #pragma unroll
             for (int h = 0; h < HALVES; ++h)
@@ -263,29 +317,39 @@ __global__ void __launch_bounds__(MAIN_THREADS, 1)
                 }
             }
 
-            // Eight rows at a time through shared memory that belongs to the warp, so that rows of C are stored whole and
-            // the code of the epilogue exists once.
+            // Eight rows at a time through shared memory that belongs to the warp, so that rows of C are stored whole.
             MainTile at = main_tile<TILE_M, CLUSTER>(args, tile, rank);
             PackedItems items = packed_items(args, packed, at.item);
             Item item = item_of(args, at.item);
-            bool recompute = false;
-            float* own = reinterpret_cast<float*>(dynamic_shared + (stages - shared_address(dynamic_shared)) +
-                                                  STAGES * STAGE_BYTES) +
-                         (multiplier * 4 + warp) * OUT_FLOATS;
+            float* const own = out + (multiplier * 4 + warp) * OUT_FLOATS;
+            const int first_row = multiplier * HALVES * 64;
+            barrier_wait(scales_known, tile_parity);
+            const bool simple = scales->simple != 0, plain = simple && is_plain(args);
+            if (plain) {
 #pragma unroll
-            for (int h = 0; h < HALVES; ++h)
-#pragma unroll
-                for (int upper = 0; upper < 2; ++upper) {
-                    __syncwarp();
-#pragma unroll
-                    for (int j = 0; j < TILE_N / 8; ++j)
-                        *reinterpret_cast<float2*>(own + out_place(lane / 4, j * 8 + lane % 4 * 2)) =
-                            make_float2(sums[h][4 * j + 2 * upper], sums[h][4 * j + 2 * upper + 1]);
-                    __syncwarp();
-                    int row = at.row + (multiplier * HALVES + h) * 64 + warp * 16 + upper * 8;
-                    recompute |= finish_rows(args, item, packed, items, own, row, at.column, lane);
+                for (int group = 0; group < 2 * HALVES; ++group) {
+                    const int within = first_row + group / 2 * 64 + warp * 16 + group % 2 * OUT_ROWS;
+                    bring_rows(own, sums[group / 2], group % 2, scales->rows[within + lane / 4], lane);
+                    store_rows(args, item, own, scales->columns, at.row + within, at.column, lane);
                 }
-            if (recompute) *packed.flag = 1;
+            } else {
+#pragma unroll
+                for (int group = 0; group < 2 * HALVES; ++group) {
+                    const int within = first_row + group / 2 * 64 + warp * 16 + group % 2 * OUT_ROWS;
+                    bring_rows(own, sums[group / 2], group % 2, simple ? scales->rows[within + lane / 4] : 1.0f, lane);
+                    finish_rows(args, item, packed, items, own, *scales, at.row + within, at.column, lane);
+                }
+            }
+            if (!simple) {
+#pragma unroll 1
+                for (int part = 0; part < 2 * HALVES; ++part)
+                    recompute_tile(args, item, packed, items, at.row + first_row + part / 2 * RECOMPUTE_TILE,
+                                   at.column + part % 2 * RECOMPUTE_TILE, out + multiplier * 4 * OUT_FLOATS,
+                                   1 + multiplier);
+                group_barrier(1 + multiplier);  // the memory is the warps' own again
+            }
+            __syncwarp();
+            if (lane == 0) barrier_arrive(scales_used);
         }
     }
     // A block's shared memory must be there as long as others of its cluster copy to it and arrive at its barriers.

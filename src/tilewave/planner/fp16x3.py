@@ -121,7 +121,7 @@ def plan_on(problem: GemmProblem, instance: Instance, spec: DeviceSpec, sms: int
             "recomputed",
             "the prediction is theory: this mode's kernels have not been measured",
         ),
-        mode_workspace=(fp16x3.workspace_bytes(problem), fp16x3.FLAG_BYTES),
+        mode_workspace=(fp16x3.workspace_bytes(problem), 0),
     )
 
 
@@ -137,6 +137,6 @@ def _estimate(problem: GemmProblem, instance: Instance, spec: DeviceSpec, sms: i
     moved = sum(one.packed_rows * (4 * one.k * one.readings + one.row_bytes) for one in (a, b))
     packing = moved / (spec.bandwidth_gb_s * 1e3 * PACKING_GB_S_SHARE)
     memory = packing + Traffic.of(problem).outputs / (spec.bandwidth_gb_s * 1e3)
-    launches = 3 + any(one.pack_blocks for one in (a, b))
+    launches = 2 + any(one.pack_blocks for one in (a, b))
     launch = costs_for(spec.name).launch.value + (launches - 1) * LAUNCH_US
     return GemmEstimate(launch + memory + compute, compute, memory, 0.0, launch)

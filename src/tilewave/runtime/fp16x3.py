@@ -127,11 +127,11 @@ class ModeState:
         plan: GemmPlan,
         pointers: Pointers,
         scalars: tuple[float, float],
-        workspace: tuple[int, int],
+        memory: int,
         kept: tuple[int | None, int | None],
         stream: int,
     ) -> list[Launch]:
-        """The launches of a product, whose workspace are the addresses of flags and of memory."""
+        """The launches of a product, whose workspace begins at address ``memory``."""
         # Scalars by their bits' spelling: 0.0 and -0.0 are equal keys otherwise.
         key = (
             plan.problem,
@@ -139,20 +139,18 @@ class ModeState:
             plan.cut,
             pointers,
             tuple(map(float.hex, scalars)),
-            workspace,
+            memory,
             kept,
         )
         with self._lock:
             found = self._launches.get(key)
         if found is None:
-            flags, memory = workspace
             found = [
                 Launch(step, self.kernel(step.instance, stream))
                 for step in steps(
                     plan,
                     pointers,
                     *scalars,
-                    flags=flags,
                     memory=memory,
                     encode=encode_for_driver,
                     kept_a=kept[0],
@@ -237,11 +235,10 @@ def launch_fp16x3(
     mode = mode_state(device)
     kept_a, kept_b = (address is not None for address in kept)
     if kept_a or kept_b:
-        memory = fp16x3.workspace_bytes(plan.problem, kept_a, kept_b)
-        plan = replace(plan, mode_workspace=(memory, fp16x3.FLAG_BYTES))
+        plan = replace(plan, mode_workspace=(fp16x3.workspace_bytes(plan.problem, kept_a, kept_b), 0))
     with mode.state.context(), workspace_pool(mode.state).submitting:
-        flags_and_memory = workspace_of_plan(plan, device, stream, workspace)
-        for launch in mode.launches(plan, pointers, (alpha, beta), flags_and_memory, kept, stream):
+        _, memory = workspace_of_plan(plan, device, stream, workspace)
+        for launch in mode.launches(plan, pointers, (alpha, beta), memory, kept, stream):
             launch.submit(stream)
 
 
@@ -249,7 +246,7 @@ def prepare_fp16x3(plan: GemmPlan, *, device: int, branches: int = 1) -> None:
     """Load the kernels of a plan of the mode and set workspace aside, so that it can be captured."""
     mode = mode_state(device)
     with mode.state.context():
-        for instance in (plan.instance, fp16x3.SCAN, fp16x3.PACK, fp16x3.COLUMNS, fp16x3.RECOMPUTE):
+        for instance in (plan.instance, fp16x3.SCAN, fp16x3.PACK, fp16x3.COLUMNS):
             mode.kernel(instance, 0)
         workspace_pool(mode.state).reserve(plan.ticket_bytes, plan.partial_bytes, branches)
 

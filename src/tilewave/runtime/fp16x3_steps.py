@@ -1,7 +1,6 @@
 """A product in precision ``fp16x3`` as a sequence of launches, the same on a GPU and in the emulator.
 
-Workspace: a flag and a ticket, which are 0 before and after every product, and the packed operands with
-scratch memory behind. No GPU library is imported.
+Workspace: the packed operands, each with scratch memory behind. No GPU library is imported.
 """
 
 from __future__ import annotations
@@ -51,7 +50,6 @@ def steps(
     alpha: float,
     beta: float,
     *,
-    flags: int,
     memory: int,
     encode: Encoder,
     kept_a: int | None = None,
@@ -59,9 +57,8 @@ def steps(
 ) -> list[Step]:
     """The launches of a plan, in order.
 
-    ``flags`` and ``memory`` are the addresses of its workspace, of `kernels.fp16x3.FLAG_BYTES` and
-    `kernels.fp16x3.workspace_bytes`; ``kept_a`` and ``kept_b`` those of operands
-    that were packed ahead. ``encode`` makes the 128 bytes of a tensor map.
+    ``memory`` is the address of its workspace, of `kernels.fp16x3.workspace_bytes`; ``kept_a`` and ``kept_b``
+    are those of operands that were packed ahead. ``encode`` makes the 128 bytes of a tensor map.
     """
     operands = fp16x3.operands_of(plan.problem)
     kept = (kept_a, kept_b)
@@ -73,9 +70,9 @@ def steps(
         if given is None:
             to_pack.append((operand, source, target, position + operand.packed_bytes))
             position += operand.packed_bytes + operand.scratch_bytes
-    common = (
+    arguments = (
         gemm_arguments(plan.problem, plan.cut, plan.raster, pointers, alpha, beta),
-        fp16x3.packed_operands_argument(operands, (packed[0], packed[1]), flags),
+        fp16x3.packed_operands_argument(operands, (packed[0], packed[1])),
     )
     cluster = fp16x3.cluster_of(plan.instance)
     boxes = plan.instance.bm // cluster, plan.instance.bn
@@ -85,8 +82,7 @@ def steps(
     )
     return [
         *packing_steps(to_pack),
-        Step(plan.instance, plan.blocks, (*maps, *common), early=bool(to_pack), cluster=cluster),
-        Step(fp16x3.RECOMPUTE, recompute_blocks(plan), common, early=True),
+        Step(plan.instance, plan.blocks, (*maps, *arguments), early=bool(to_pack), cluster=cluster),
     ]
 
 
@@ -99,14 +95,7 @@ def packing_steps(operands: list[tuple[UnpackedOperand, int, PackedAddresses, in
     if scan_blocks:
         found.append(Step(fp16x3.SCAN, scan_blocks, (arguments,), early=False))
     if pack_blocks:
-        # Operands of one product have one K, so that either all or none are packed in one pass.
         clusters = [operand.cluster for operand, *_ in operands if operand.in_one_pass]
         instance, cluster = (fp16x3.COLUMNS, clusters[0]) if clusters else (fp16x3.PACK, 1)
         found.append(Step(instance, pack_blocks, (arguments,), early=bool(found), cluster=cluster))
     return found
-
-
-def recompute_blocks(plan: GemmPlan) -> int:
-    """Blocks of the recompute kernel: two an SM, which walk through C in tiles of 64 x 64."""
-    problem = plan.problem
-    return min(2 * plan.sms, problem.batches * -(-problem.m // 64) * -(-problem.n // 64))
