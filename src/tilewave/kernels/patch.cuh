@@ -70,30 +70,74 @@ __device__ __forceinline__ Item item_at(const GemmArgs& args, const Offsets& off
     return item;
 }
 
-// A block's walk in shared memory, one thread of which computes it: no part of it occupies registers meanwhile.
+// Which outputs the block's own tile holds where every block has one: the tile of the block's number. In 32 bits, which
+// hold any number of blocks; divisions only where a grid has tiles in both directions.
+template <int BM, int BN, int ITEMS>
+__device__ __forceinline__ Patch own_patch(const GemmArgs& args) {
+    const unsigned tiles_m = static_cast<unsigned>(args.tiles_m), tiles_n = static_cast<unsigned>(args.tiles_n);
+    const unsigned per_item = tiles_m * tiles_n;
+    unsigned within = blockIdx.x, item = 0, row = 0, column = 0;
+    if (within >= per_item) {
+        item = per_item == 1 ? within : within / per_item;
+        within -= item * per_item;
+    }
+    if (tiles_n == 1) {
+        row = within;
+    } else if (tiles_m == 1) {
+        column = within;
+    } else {  // as place_of() has it
+        const unsigned band = static_cast<unsigned>(args.band);
+        const unsigned first_row = within / (band * tiles_n) * band, offset = within - first_row * tiles_n;
+        const unsigned rows = min(band, tiles_m - first_row);
+        column = offset / rows;
+        row = first_row + offset - column * rows;
+    }
+    Patch patch;
+    patch.row = static_cast<Index>(row) * BM;
+    patch.column = static_cast<Index>(column) * BN;
+    patch.item = static_cast<Index>(item) * ITEMS;
+    patch.rows = smaller(BM, args.m - patch.row);
+    patch.columns = smaller(BN, args.n - patch.column);
+    patch.items = ITEMS == 1 ? 1 : smaller(ITEMS, args.batch[0] * args.batch[1] * args.batch[2] - patch.item);
+    return patch;
+}
+
+// A block's walk over whole tiles. A block that has one tile finds it by itself, all threads alike; the walk over more
+// is worked out by one thread in shared memory.
 template <int BM, int BN, int ITEMS>
 struct PatchWalk {
-    Patch patch;
-    Offsets offsets;  // of the tile's first item
-    Index position;  // of the walk, behind this tile
-    int found;
+    struct Shared {
+        Patch patch;
+        Index position;  // of the walk, behind this tile
+        int found;
+    };
 
-    // Goes to the first or the next tile; false when there is none. A barrier before and after it.
+    Shared& shared;
+    Patch patch;
+
+    __device__ __forceinline__ explicit PatchWalk(Shared& memory) : shared(memory) {}
+
+    // Goes to the first or the next tile; false when there is none. Between two tiles there is a barrier.
     __device__ __forceinline__ bool next(const GemmArgs& args, bool first) {
+        if (__builtin_expect(args.cut.walkers == 0, 1)) {
+            if (first) {
+                patch = own_patch<BM, BN, ITEMS>(args);
+                if (threadIdx.x == 0) shared.patch = patch;  // for those who read it behind their next barrier
+            }
+            return first;
+        }
         __syncthreads();  // nobody needs the last one, nor anything else that it had in shared memory
         if (threadIdx.x == 0) {
             Walk walk(args.cut, blockIdx.x);
-            if (!first) walk.position = position;
+            if (!first) walk.position = shared.position;
             WorkItem work;
-            found = walk.next(work);
-            position = walk.position;
-            if (found) {
-                patch = patch_of<BM, BN, ITEMS>(args, work.tile);
-                offsets = offsets_of(args, patch.item);
-            }
+            shared.found = walk.next(work);
+            shared.position = walk.position;
+            if (shared.found) shared.patch = patch_of<BM, BN, ITEMS>(args, work.tile);
         }
         __syncthreads();
-        return found;
+        patch = shared.patch;
+        return shared.found;
     }
 };
 

@@ -1,4 +1,8 @@
-// Bringing a tile's part of an operand into shared memory as lines of K, whatever its layout.
+// Bringing a tile's part of an operand into shared memory, whatever its layout.
+//
+// A part is `lines` lines (rows of A, columns of B) of `depth` elements of some items. Where the lines begin on 16 bytes
+// and are whole vectors, they come as such, staggered over the banks. A part that is one run of memory is copied as it
+// is, by 16 bytes wherever it begins. Else neighbouring threads copy neighbours of whichever axis has them.
 #pragma once
 
 #include "division.cuh"
@@ -10,6 +14,11 @@ namespace tilewave {
 // Floats from one line to the next where a line holds `depth` k: a multiple of 4 for reads by 16 bytes, staggered over
 // the banks, so that eight lanes that read eight lines do not clash.
 constexpr __host__ __device__ int line_pitch(int depth) { return depth == 4 ? 4 : depth + 4; }
+
+// Floats that hold a part of that many lines in any form: a run may begin seven elements past a sector's begin.
+constexpr __host__ __device__ int part_floats(int lines, int depth) {
+    return lines * line_pitch(depth) + SECTOR_FLOATS;
+}
 
 // What fills the lines of A and of B up to a multiple of 4 k. The product is -0, which leaves any sum as it is, also in
 // the sign of 0.
@@ -24,25 +33,62 @@ __device__ __forceinline__ bool shared_by_items(const GemmArgs& args, const Matr
     return shared;
 }
 
-// Whether every line of every item begins on 16 bytes and is whole vectors of 16 bytes. `line` and `along` are the
-// distances of lines and along them.
-__device__ __forceinline__ bool lines_of_vectors(const GemmArgs& args, const Matrix& matrix, int depth, Index line,
+// Whether every line of every item begins on 16 bytes and is whole vectors of 16 bytes. `length` is a line's, `line`
+// and `along` are the distances of lines and along them.
+__device__ __forceinline__ bool lines_of_vectors(const GemmArgs& args, const Matrix& matrix, int length, Index line,
                                                  Index along) {
-    Index odd = depth | line | (misalignment(matrix.data) & 3);
+    Index odd = length | line | (misalignment(matrix.data) & 3);
     for (int level = 0; level < BATCH_LEVELS; ++level) odd |= args.batch[level] == 1 ? 0 : matrix.batch[level];
     return along == 1 && (odd & 3) == 0;
 }
 
-// Starts copying `lines` lines of `depth` elements of each of `items` items: element (item, l, k) to
-// target[(item * lines + l) * PITCH + k]. `address(item)` is where an item's first line begins. At most 65,536
-// elements.
+// How a part of a matrix fills a run of memory: from one line to the next, and from one element of it to the next.
+struct Run {
+    bool found;  // false when there is a gap or an overlap
+    int line, along;
+};
+
+// How lines of `length` elements of each of `items` items fill a run, line by line or across lines, item after item.
+__device__ __forceinline__ Run run_of(const GemmArgs& args, const Matrix& matrix, int items, int lines, int length,
+                                      Index line, Index along) {
+    if (items > 1 && !(one_batch_axis(args) && matrix.batch[BATCH_LEVELS - 1] == lines * length)) return {};
+    if ((length == 1 || along == 1) && (lines == 1 || line == length)) return {true, length, 1};
+    if ((lines == 1 || line == 1) && (length == 1 || along == lines)) return {true, 1, lines};
+    return {};
+}
+
+// How a part lies in shared memory: element (item, line, k) at data[item * item_step + line * line_step + k * step],
+// where step or line_step is 1.
+struct Part {
+    float* data;
+    int item_step, line_step, step;
+    bool vectors;  // along whichever axis has neighbours, four of them are a vector of 16 bytes
+
+    __device__ __forceinline__ bool along_k() const { return step == 1; }
+};
+
+// Starts copying `items` x `lines` x `depth` elements to `target`, which has part_floats(). `address(item)` is where an
+// item's first line begins. At most 65,536 elements.
 template <int THREADS, int PITCH, typename Address>
-__device__ __forceinline__ void start_lines(float* target, bool vectors, int items, int lines, int depth, Index line,
-                                            Index along, float filler, Address address) {
+__device__ __forceinline__ Part start_part(float* target, const GemmArgs& args, const Matrix& matrix, int items,
+                                           int lines, int depth, Index line, Index along, float filler,
+                                           Address address) {
+    const bool vectors = lines_of_vectors(args, matrix, depth, line, along);
+    const Run run = run_of(args, matrix, items, lines, depth, line, along);
+    if (run.found && !vectors) {
+        const float* const source = address(0);
+        const int begin = misalignment(source), count = items * lines * depth;
+        float* const data = target + begin;
+        deal_run<THREADS>(
+            begin, count, [=](int i) { start_copy<16>(data + i, source + i); },
+            [=](int i) { start_copy<4>(data + i, source + i); });
+        return {data, lines * depth, run.line, run.along, run.along != 1 && ((begin | lines) & 3) == 0};
+    }
     if (vectors || along == 1 || line != 1) {
         // Neighbouring threads copy neighbours of a line.
-        const int width = vectors ? 4 : 1, pieces = depth / width;
+        const int width = vectors ? 4 : 1, pieces = vectors ? depth / 4 : depth;
         const Divisor by_line(pieces), by_item(lines);
+#pragma unroll 2
         for (int i = threadIdx.x; i < items * lines * pieces; i += THREADS) {
             const int row = by_line.quotient(i), k = (i - row * pieces) * width;
             const int item = items == 1 ? 0 : by_item.quotient(row);
@@ -52,19 +98,28 @@ __device__ __forceinline__ void start_lines(float* target, bool vectors, int ite
             else
                 start_copy<4>(target + row * PITCH + k, source + k * along);
         }
-    } else {
-        // Neighbouring threads copy the same k of neighbouring lines.
-        const Divisor by_lines(lines), by_item(depth);
-        for (int i = threadIdx.x; i < items * lines * depth; i += THREADS) {
-            const int row = by_lines.quotient(i), l = i - row * lines;
-            const int item = items == 1 ? 0 : by_item.quotient(row), k = row - item * depth;
-            start_copy<4>(target + (item * lines + l) * PITCH + k, address(item) + l + k * along);
-        }
+        const int last = (depth + 3) & ~3;
+        if (depth < last)
+#pragma unroll 1
+            for (int row = threadIdx.x; row < items * lines; row += THREADS)
+                for (int k = depth; k < last; ++k) target[row * PITCH + k] = filler;
+        return {target, lines * PITCH, PITCH, 1, true};
     }
-    const int last = (depth + 3) & ~3;
-    if (depth < last)
-        for (int row = threadIdx.x; row < items * lines; row += THREADS)
-            for (int k = depth; k < last; ++k) target[row * PITCH + k] = filler;
+    // Neighbouring threads copy the same k of neighbouring lines, which stay neighbours.
+    const bool across = lines_of_vectors(args, matrix, lines, along, line);
+    const int width = across ? 4 : 1, pieces = across ? lines / 4 : lines;
+    const Divisor by_k(pieces), by_item(depth);
+#pragma unroll 2
+    for (int i = threadIdx.x; i < items * depth * pieces; i += THREADS) {
+        const int row = by_k.quotient(i), l = (i - row * pieces) * width;
+        const int item = items == 1 ? 0 : by_item.quotient(row);
+        const float* source = address(item) + (row - item * depth) * along + l;
+        if (across)
+            start_copy<16>(target + row * lines + l, source);
+        else
+            start_copy<4>(target + row * lines + l, source);
+    }
+    return {target, lines * depth, 1, lines, (lines & 3) == 0};
 }
 
 }  // namespace tilewave

@@ -16,8 +16,13 @@ def _run_floats(count: int) -> int:
     return count + 7
 
 
+def _part_floats(lines: int, depth: int) -> int:
+    """Elements that hold lines of K in any form, as `part_floats` of `staging.cuh` has them."""
+    return lines * (depth if depth == 4 else depth + 4) + 8
+
+
 def _instance(bm: int, bn: int, bk: int, tm: int, tn: int, items: int, reason: str) -> Instance:
-    lines = items * (bm + bn) * (bk if bk == 4 else bk + 4)  # of K, as `line_pitch` of `staging.cuh` has them
+    parts = _part_floats(items * bm, bk) + _part_floats(items * bn, bk)
     return Instance(
         name=f"tiny_{bm}x{bn}x{bk}" + (f"_{items}items" if items > 1 else ""),
         family=name,
@@ -29,7 +34,7 @@ def _instance(bm: int, bn: int, bk: int, tm: int, tn: int, items: int, reason: s
         tm=tm,
         tn=tn,
         threads=items * (bm // tm) * (bn // tn),
-        shared_bytes=4 * max(lines, _run_floats(items * bm * bn)),
+        shared_bytes=4 * max(parts, _run_floats(items * bm * bn)),
         a=None,
         b=None,
         reason=reason,
@@ -43,7 +48,8 @@ _ITEM_RUNS = (
     _instance(1, 32, 8, 1, 4, 16, "batches of vectors up to 8 long times matrices"),
     _instance(8, 8, 8, 4, 4, 32, "batches up to 8 x 8 x 8"),
     _instance(16, 16, 16, 4, 4, 8, "batches up to 16 x 16 x 16"),
-    _instance(32, 32, 32, 4, 4, 2, "batches up to 32 x 32 x 32: the blocks of sparse matrices"),
+    _instance(24, 24, 24, 4, 4, 3, "batches up to 24 x 24 x 24: the blocks of sparse matrices"),
+    _instance(32, 32, 32, 4, 4, 2, "batches up to 32 x 32 x 32"),
     _instance(64, 64, 64, 8, 8, 1, "batches up to 64 x 64 x 64"),
 )
 _PANELS = (
