@@ -64,13 +64,15 @@ def _main(halves: int, stages: int, cluster: int, reason: str) -> Instance:
         tm=8 * halves,
         tn=8,
         threads=384,
-        # Stages, what is brought to memory, the scales, two barriers each of a stage and of the scales, and what
-        # aligning to 1024 bytes may take.
-        shared_bytes=stages * (rows + columns) * 4 * BLOCK_K
-        + out_bytes
-        + scale_bytes
-        + 16 * (stages + 1)
-        + 1024,
+        shared_bytes=sum(
+            (
+                stages * (rows + columns) * 4 * BLOCK_K,
+                out_bytes,
+                scale_bytes,
+                16 * (stages + 1),  # two barriers each of a stage and of the scales
+                1024,  # which aligning to as much may take
+            )
+        ),
         a=None,
         b=None,
         reason=reason,
