@@ -9,9 +9,9 @@ main kernel alone). *Hot*: without rest, each sample of 20 ms follows one of the
 away. *Rested*: 0.15 s of idleness before each sample. Figures are medians over the rounds of TFLOP/s =
 2 M N K / time; ratios are medians of each round's ratio to cuBLAS. Short calls are replayed from CUDA graphs,
 where all contenders of a cell can be recorded: else small cells would show the host's time. Every answer is
-checked against float64 within the mode's bound before it is timed. With --sustained one contender after the other runs N = 8192 for
-so long, while power and clock are read: energy per product. Cells that do not fit the budget are left out and
-named. The last table holds each cell against its target.
+checked against float64 within the mode's bound before it is timed. With --sustained one contender after the
+other runs N = 8192 for so long, while power and clock are read: energy per product. Cells that do not fit the
+budget are left out and named. The last table holds each cell against its target.
 """
 
 from __future__ import annotations
