@@ -142,7 +142,7 @@ def run(
     rows, columns, groups = instance.tiles(problem)
     cut = decompose(rows * columns * groups, k, instance.bk, schedule, 3)
     partials = memory.empty((max(4, cut.slots * instance.bm * instance.bn),), np.float32, name="partials")
-    tickets = memory.put(np.zeros(max(1, cut.tickets), np.uint32), name="tickets")
+    tickets = memory.put(np.zeros(max(1, cut.counters), np.uint32), name="tickets")
     pointers = Pointers(
         placed[0].address,
         placed[1].address,

@@ -30,7 +30,8 @@ def test_both_operands_are_read_once_a_tile(few: int, short: str, mirrored: bool
     tiles = -(-many // max(instance.bm, instance.bn)) if few < 16 else many // 16
     partials = 2 * tiles * instance.bm * instance.bn / 8
     assert many * k / 8 <= counters.global_load_sectors <= many * k / 8 + partials
-    assert counters.global_loads_by_width[16] == many * k / 4 / 32
+    added = tiles * instance.threads // 32 * 8  # loads of partial sums, of which most read nothing
+    assert many * k / 4 / 32 <= counters.global_loads_by_width[16] <= many * k / 4 / 32 + added
     # Copies of 4 bytes by neighbours along an axis of `few` elements: at most two sectors where one would do.
     assert tiles * few * k / 8 <= counters.copy_sectors <= 2 * tiles * max(few, 4) * k / 8
 

@@ -183,7 +183,7 @@ def check_machine_code(rng: Generator, product: Product, instance: Instance, sch
         name: place(memory, array, name, product.misalignment) for name, array in product.operands.items()
     }
     partials = memory.empty((plan.partial_bytes // 4 + 4,), name="partials")
-    tickets = memory.put(np.zeros(plan.cut.tickets + 1, np.uint32), name="tickets")
+    tickets = memory.put(np.zeros(plan.cut.counters + 1, np.uint32), name="tickets")
     addresses = {name: item.address for name, item in placed.items()}
     pointers = Pointers(**addresses, partials=partials.address, tickets=tickets.address)
     results = run_blocks(

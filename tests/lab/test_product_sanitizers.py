@@ -125,7 +125,7 @@ def emulated_fault(fault: ProductFault, *, planted: bool) -> float:
     placed = {name: FakeArray(operand.storage) for name, operand in sample.operands.items()}
     plan = sample.plan
     partials = FakeArray(np.full(max(1, plan.partial_bytes // 4), np.nan, np.float32))
-    tickets = FakeArray(np.zeros(max(1, plan.cut.tickets), np.uint32))
+    tickets = FakeArray(np.zeros(max(1, plan.cut.counters), np.uint32))
     addresses = {name: placed[name].address + 4 * o.offset for name, o in sample.operands.items()}
     pointers = Pointers(**addresses, partials=partials.address, tickets=tickets.address)
     packed = pack_arguments(

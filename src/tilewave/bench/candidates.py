@@ -123,7 +123,7 @@ def measure(
     contenders = []
     for candidate in candidates:
         plan = planner.plan_with(problem, candidate.instance, candidate.schedule)
-        if plan.cut.tickets <= TICKETS:
+        if plan.cut.counters <= TICKETS:
             found[str(candidate)] = candidate
             contenders.append(Contender(str(candidate), Submit(plan, places, stream)))
     stopwatch = EventStopwatch(stream.device, stream, graphs=True)

@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(32 * LINE_WARPS * DEPTH_WARPS, 2) dot_stream(c
     constexpr int SPAN = DEPTH_WARPS * DOT_STEP, STEPS = FEW >= 16 ? 1 : FEW == 1 ? 8 : 16 / FEW;
     constexpr int SLAB = STEPS * SPAN, PITCH = SLAB + 4;  // staggered over the banks
     constexpr int SUM_FLOATS = DEPTH_WARPS * OUTPUTS;
-    static_assert(SUM_FLOATS + THREADS <= FEW * PITCH, "the sums take the place of a slab");
+    static_assert(SUM_FLOATS + 4 * THREADS <= 2 * FEW * PITCH, "the sums take the slabs' place");
     __shared__ __align__(16) float slabs[2 * FEW * PITCH];
     __shared__ Task<FEW, MANY, MIRRORED> task;
     __shared__ int flag;

@@ -200,7 +200,7 @@ __global__ void __launch_bounds__((BM / TM) * (BN / TN), MIN_BLOCKS) grouped(con
             args.cut.pieces = entry.pieces;
             args.cut.walkers = 0;
             args.partials = group.partials + static_cast<Index>(entry.slot) * (BM * BN);
-            args.tickets = group.tickets + entry.slot;
+            args.tickets = group.tickets + 2 * static_cast<Index>(entry.slot);  // a counter a tile, and one a slot
             Walk walk(args.cut, item - entry.first);
             walk.next(task.work);
             task.place = place_of(task.work.tile, args.tiles_m, args.tiles_n, args.band);

@@ -4,7 +4,7 @@
 // one many along the long axis and is read from memory once, straight into registers.
 #pragma once
 
-#include "epilogue.cuh"
+#include "combining.cuh"
 #include "patch.cuh"
 
 namespace tilewave {
@@ -66,43 +66,47 @@ __device__ __forceinline__ void store_tile(const GemmArgs& args, Index tile, con
     }
 }
 
+// Groups of threads that share a tile's pieces when they are added, four neighbouring sums a thread.
+template <int OUTPUTS, int THREADS>
+constexpr int ADDING_GROUPS = 4 * THREADS >= 32 * OUTPUTS ? 32 : 4 * THREADS >= OUTPUTS ? 4 * THREADS / OUTPUTS : 1;
+
 // Combines the sums of a cut tile's pieces. Called by all THREADS threads with the OUTPUTS sums of this piece in shared
 // memory, after a barrier; true in the block that must store the tile, whose `sums` are then those of all pieces and
-// may be read by every thread. The pieces are summed in order, where threads are left over in as many runs as groups
-// of OUTPUTS threads, and the runs' sums in order: the same bits in every launch. `scratch` holds THREADS floats.
+// may be read by every thread. The pieces of a round are summed in order, where threads are left over in as many runs as
+// groups of threads, and the runs' sums in order: the same bits in every launch. `scratch` holds 4 * THREADS floats.
 template <int OUTPUTS, int THREADS>
 __device__ __forceinline__ bool combine(const GemmArgs& args, const WorkItem& work, float* sums, float* scratch,
                                         int* flag) {
     if (work.pieces == 1) return true;
-    float* slot = args.partials + work.slot * OUTPUTS;
-    for (int i = threadIdx.x; i < OUTPUTS; i += THREADS) slot[i] = sums[i];
-    if (!arrives_last(args.tickets, work, flag)) return false;
-    constexpr int GROUPS = OUTPUTS < THREADS ? THREADS / OUTPUTS : 1;
-    const int group = GROUPS == 1 ? 0 : threadIdx.x / OUTPUTS;
-    const int pieces = work.pieces;
-    const int base = pieces / GROUPS, longer = pieces - base * GROUPS;
-    const int begin = group * base + min(group, longer), end = begin + base + (group < longer);
-    if (group < GROUPS)
-        for (int i = GROUPS == 1 ? threadIdx.x : threadIdx.x - group * OUTPUTS; i < OUTPUTS; i += THREADS) {
-            float sum = 0.0f;
-#pragma unroll 8
-            for (int piece = begin; piece < end; ++piece)
-                sum += __ldcg(args.partials + slot_of(args.cut, work, piece) * OUTPUTS + i);
-            if constexpr (GROUPS == 1)
-                sums[i] = sum;
-            else
-                scratch[group * OUTPUTS + i] = sum;
-        }
-    __syncthreads();
-    if constexpr (GROUPS > 1) {
-        for (int i = threadIdx.x; i < OUTPUTS; i += THREADS) {
-            float sum = scratch[i];
-            for (int other = 1; other < GROUPS; ++other) sum += scratch[other * OUTPUTS + i];
-            sums[i] = sum;
-        }
+    static_assert(OUTPUTS % 4 == 0, "sums move by 16 bytes");
+    constexpr int GROUPS = ADDING_GROUPS<OUTPUTS, THREADS>, VECTORS = OUTPUTS / 4;
+    const auto publish = [&](Index slot) {
+#pragma unroll 1
+        for (int i = 4 * threadIdx.x; i < OUTPUTS; i += 4 * THREADS)
+            *reinterpret_cast<float4*>(args.partials + slot * OUTPUTS + i) = *reinterpret_cast<const float4*>(sums + i);
+    };
+    const auto add = [&](Pieces all, int) {
+        const int group = GROUPS == 1 ? 0 : threadIdx.x / VECTORS;
+        const int count = (all.end - all.begin + all.step - 1) / all.step;
+        const int base = count / GROUPS, longer = count - base * GROUPS;
+        const int first = group * base + min(group, longer), last = first + base + (group < longer);
+        const Pieces own = {all.begin + first * all.step, min(all.begin + last * all.step, all.end), all.step};
+        float* const target = GROUPS == 1 ? sums : scratch + group * OUTPUTS;
+        if (group < GROUPS)
+            for (int i = 4 * (GROUPS == 1 ? threadIdx.x : threadIdx.x % VECTORS); i < OUTPUTS; i += 4 * THREADS)
+                *reinterpret_cast<float4*>(target + i) = sum_of_pieces<OUTPUTS>(args, work, own, i);
         __syncthreads();
-    }
-    return true;
+        if constexpr (GROUPS > 1) {
+            for (int i = threadIdx.x; i < OUTPUTS; i += THREADS) {
+                float sum = scratch[i];
+#pragma unroll
+                for (int other = 1; other < GROUPS; ++other) sum += scratch[other * OUTPUTS + i];
+                sums[i] = sum;
+            }
+            __syncthreads();
+        }
+    };
+    return add_pieces<16 * GROUPS, false>(args, work, flag, publish, add);
 }
 
 }  // namespace tilewave

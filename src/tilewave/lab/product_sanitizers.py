@@ -165,7 +165,7 @@ def _launch(device: Any, stream: Any, function: Any, sample: Sample, *, poison: 
         )
     addresses = {name: array.address + 4 * sample.operands[name].offset for name, array in memory.items()}
     partials = unwritten((max(1, plan.partial_bytes // 4),))
-    tickets = DeviceArray.from_numpy(device, np.zeros(max(1, plan.cut.tickets), np.uint32))
+    tickets = DeviceArray.from_numpy(device, np.zeros(max(1, plan.cut.counters), np.uint32))
     if plan.workspace_bytes:
         addresses |= {"partials": partials.address, "tickets": tickets.address}
     packed = pack_arguments(

@@ -172,6 +172,12 @@ class Decomposition:
             return self.walkers
         return self.cut_tiles if self.pieces > 1 else 0
 
+    @property
+    def counters(self) -> int:
+        """The product's kernels add many pieces in runs, each with a counter of its own, that of its first
+        piece's slot: a counter a slot behind the tickets."""
+        return self.tickets + self.slots
+
     def items(self, block: int) -> Iterator[WorkItem]:
         """The items of ``block``, in the order in which it does them."""
         if not 0 <= block < self.blocks:

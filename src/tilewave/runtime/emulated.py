@@ -95,7 +95,7 @@ def run_plan(
     instance = plan.instance
     program, kernel = compile_instance(instance, arch)
     partials = memory.empty((max(4, plan.partial_bytes // 4),), np.float32, name="partials")
-    tickets = memory.put(np.zeros(max(1, plan.cut.tickets), np.uint32), name="tickets")
+    tickets = memory.put(np.zeros(max(1, plan.cut.counters), np.uint32), name="tickets")
     bound = Pointers(
         pointers.a,
         pointers.b,

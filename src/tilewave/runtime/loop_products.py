@@ -70,7 +70,7 @@ class LoopProduct:
     @property
     def tickets(self) -> int:
         """Tickets of 4 bytes, 0 before and after."""
-        return self.cut.tickets
+        return self.cut.counters
 
     def arguments(self, a: int, b: int, out: int, partials: int, tickets: int) -> bytes:
         """The kernel's argument, given the addresses of the operands and of the workspace."""

@@ -28,7 +28,7 @@ def _shared_bytes(few: int, lanes: int, each: int) -> int:
         turns //= 2
     walking = _AHEAD * _THREADS * each + 2 * turns * groups * pitch
     many = lanes * each
-    summing = few * many + max(_THREADS // 32 * min(few, 4) * many, _THREADS)
+    summing = few * many + max(_THREADS // 32 * min(few, 4) * many, 4 * _THREADS)
     return 4 * max(walking, summing)
 
 

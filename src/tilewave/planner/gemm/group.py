@@ -120,7 +120,7 @@ class GroupPlan:
     @property
     def ticket_bytes(self) -> int:
         """Bytes of workspace for counters that are 0 before and after every launch."""
-        return 4 * self.table.slots
+        return 2 * 4 * self.table.slots
 
     @property
     def workspace_bytes(self) -> int:
@@ -206,7 +206,7 @@ class _Weighed:
 
     @property
     def workspace_bytes(self) -> int:
-        return self.slots * (self.instance.bm * self.instance.bn * FLOAT_BYTES + 4)
+        return self.slots * (self.instance.bm * self.instance.bn * FLOAT_BYTES + 8)
 
 
 class GroupPlanner:

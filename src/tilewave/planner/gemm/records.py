@@ -16,7 +16,7 @@ def workspace_of(instance: Instance, cut: Decomposition) -> tuple[int, int]:
     """Bytes of partial sums, a tile of C a slot, and of tickets; none where no tile can be cut."""
     if cut.slices == 1:
         return 0, 0
-    return cut.slots * instance.bm * instance.bn * instance.items * FLOAT_BYTES, cut.tickets * 4
+    return cut.slots * instance.bm * instance.bn * instance.items * FLOAT_BYTES, cut.counters * 4
 
 
 @dataclass(frozen=True, slots=True)
