@@ -44,7 +44,8 @@ class Instance:
     block share a slice and are summed in order. ``sequential``: an uncut tile's sum is one chain of fused
     multiply-adds in the order of k, from 0, so that all such instances give the same bits. ``cuttable``: a
     tile may be cut along K; ``keeps_own``: the block that completes a cut tile with its first piece adds the
-    others' to the sums that it holds. ``a`` and ``b`` are None where the kernel reads any layout. ``reason``
+    others' to the sums that it holds; ``alone``: the most pieces that one block adds, more are added in runs
+    first. ``a`` and ``b`` are None where the kernel reads any layout. ``reason``
     says what the instance is there for.
     """
 
@@ -67,6 +68,7 @@ class Instance:
     sequential: bool = True
     cuttable: bool = True
     keeps_own: bool = False
+    alone: int = 16
 
     def __str__(self) -> str:
         return self.name

@@ -57,6 +57,7 @@ def _stream(few: int, lanes: int, width: int, mirrored: bool) -> Stream:
         reason=f"{streams.at_most(few, mirrored)}; long side in steps of {many}, by {width} bytes",
         k_groups=groups,
         sequential=False,
+        alone=streams.added_alone(few * many, _THREADS),
     )
     return Stream(instance, few, many, width, mirrored)
 

@@ -53,6 +53,7 @@ def _stream(few: int, width: int, mirrored: bool) -> Stream:
         reason=reason + ("" if width == 16 else ": any stride and alignment"),
         k_groups=along,
         sequential=False,
+        alone=streams.added_alone(few * many, 32 * beside * along),
     )
     return Stream(instance, few, many, width, mirrored)
 

@@ -45,6 +45,11 @@ class Stream:
     mirrored: bool
 
 
+def added_alone(outputs: int, threads: int) -> int:
+    """Most pieces of a tile that one block adds: 16 for each group of threads, ``combine`` of streams.cuh."""
+    return 16 * min(32, max(1, 4 * threads // outputs))
+
+
 def smallest(streams: Iterable[Stream], few: int) -> Stream | None:
     """Of streams in growing order, the first whose short side holds ``few`` lines."""
     return next((stream for stream in streams if stream.few >= few), None)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from tilewave.device.spec import DeviceSpec
 from tilewave.kernels.instances import Access, Instance
-from tilewave.planner.combining import moved_pieces
+from tilewave.planner.combining import added_pieces, moved_pieces
 from tilewave.planner.gemm.costs import GemmCosts
 from tilewave.planner.gemm.records import FLOAT_BYTES, GemmEstimate
 from tilewave.planner.gemm.resources import residency
@@ -31,6 +31,10 @@ _WALKER_TILES = 0.5
 _WALK_COMBINING = 1.5
 """Fixed costs of combining in a walk, in terms of other schedules': fitted to an H200's readings. A walker
 may leave two pieces, one after the other."""
+
+_SECOND_ROUND = 0.5
+"""Assumed: what a second round of adding takes beside its pieces, in terms of other fixed costs of combining:
+a fence, a counter and a barrier more."""
 
 _WALK_SIZE = 64
 """Assumed: a walk reads again from memory what tiles side by side would share in L2. The constant is that
@@ -332,8 +336,11 @@ class Weigher:
         rounds = -(-tiles * pieces // rates.sms)
         compute = rounds * ((self.slices // pieces) * self._busy + self._tile)
         everyone = 2 * tiles * pieces * self._tile_bytes / rates.partials
-        busiest_sm = (rounds - (-tiles // rates.sms) * pieces) * self._tile_bytes / rates.sm
+        alone = self.model.instance.alone
+        busiest_sm = (rounds + added_pieces(pieces, tiles, rates.sms, alone)) * self._tile_bytes / rates.sm
         combining = rates.combining + (everyone if everyone > busiest_sm else busiest_sm)
+        if pieces > alone:
+            combining += _SECOND_ROUND * rates.combining
         return rates.launch + self._together(compute, self._memory) + combining
 
     def _together(self, compute: float, memory: float) -> float:
@@ -379,12 +386,15 @@ class Weigher:
         memory = max(self._memory, through_l2)
         combining = 0.0
         if cut_slices > 1 and (slots := cut.slots):
-            moved = moved_pieces(cut, sms)
+            moved = moved_pieces(cut, sms, self.model.instance.alone)
             if walkers and self.model.instance.keeps_own:
                 # A walker ends with the first piece of a tile, when the others have long been stored.
                 slots, moved = slots // 2, moved - 2
             everyone = 2 * slots * self._tile_bytes / rates.partials
             busiest_sm = moved * self._tile_bytes / rates.sm
-            combining = rates.combining * (_WALK_COMBINING if walkers else 1.0) + max(everyone, busiest_sm)
+            fixed = _WALK_COMBINING if walkers else 1.0
+            if not walkers and cut.pieces > self.model.instance.alone:
+                fixed += _SECOND_ROUND
+            combining = rates.combining * fixed + max(everyone, busiest_sm)
         total = rates.launch + self._together(compute, memory) + combining
         return total, compute, memory, combining, rates.launch
