@@ -43,9 +43,9 @@ class TensorMap:
     along dimensions 1 and up (dimension 0 is contiguous). A copy moves `box` elements from the coordinates
     that it is given, every `element_strides`-th of them, into dense shared memory, whose 16-byte pieces are
     exchanged by the pattern `swizzle` bytes wide. Elements outside the tensor arrive as 0, or as NaN with
-    `nan_fill`. The first coordinate must be a multiple of 16 bytes, and a copy into the tensor writes whole
-    pieces of 16 bytes: up to 15 bytes behind a row whose length is no multiple of 16. Raises `UsageError`
-    where the driver's rules are broken.
+    `nan_fill`. The first coordinate must be a multiple of 16 bytes. A copy into the tensor must begin inside
+    it, none of its coordinates negative, and writes whole pieces of 16 bytes: up to 15 bytes behind a row
+    whose length is no multiple of 16. Raises `UsageError` where the driver's rules are broken.
     """
 
     dtype: str

@@ -42,6 +42,8 @@ D:  ld.shared.u32 %r5, [%r4]; st.global.u32 [%d3], %r5;
     setp.lt.u32 %p2, %r3, {SHARED}; @%p2 bra D;
 """
 
+FLOATS = ["float16", "bfloat16", "float32", "float64"]
+
 
 def launch(
     body: str, tensor: TensorMap | None, memory: Memory, source: int = 0, **options: Any
@@ -116,11 +118,14 @@ def places(tensor: TensorMap, coordinates: tuple[int, ...], whole: int = 1) -> I
         position += tensor.element_bytes
 
 
-def random_coordinates(rng: Generator, tensor: TensorMap) -> tuple[int, ...]:
-    """Coordinates whose box meets the tensor, and often leaves it; the first is a multiple of 16 bytes."""
+def random_coordinates(rng: Generator, tensor: TensorMap, before: int = 3) -> tuple[int, ...]:
+    """Coordinates whose box meets the tensor, and often leaves it; the first is a multiple of 16 bytes.
+
+    The box begins at most `before` elements (pieces of 16 bytes) before the tensor along a dimension.
+    """
     units = (16 // tensor.element_bytes, *[1] * (tensor.rank - 1))
     return tuple(
-        unit * int(rng.integers(-min(3, box // unit - 1), -(-extent // unit)))
+        unit * int(rng.integers(-min(before, box // unit - 1), -(-extent // unit)))
         for extent, box, unit in zip(tensor.shape, tensor.box, units, strict=True)
     )
 
@@ -151,10 +156,7 @@ def test_boxes_of_random_tensors_are_stored(
     dtype = str(rng.choice(["uint8", "float16", "float32"]))
     memory = Memory()
     tensor, buffer, _ = random_tensor(rng, memory, swizzle, dtype, rank)
-    tensor = TensorMap(
-        dtype, tensor.address, tensor.shape, tensor.strides, tensor.box, swizzle
-    )  # a store has no element strides to speak of
-    coordinates = random_coordinates(rng, tensor)
+    coordinates = random_coordinates(rng, tensor, before=0)
     items = "".join(f"mov.u32 %r{10 + n}, {c & 0xFFFFFFFF};" for n, c in enumerate(coordinates))
     registers = ", ".join(f"%r{10 + n}" for n in range(rank))
     body = f"""
@@ -202,15 +204,19 @@ def test_runs_of_bytes_go_both_ways(order: int | None, rng: Generator) -> None:
     assert np.array_equal(memory.get(target), values)
 
 
-def test_elements_outside_can_be_nan(rng: Generator) -> None:
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_elements_outside_can_be_nan(dtype: str, rng: Generator) -> None:
+    """One 16-byte piece and one row of the box are outside, and the end of a piece."""
+    size = ELEMENT_BYTES[dtype]
     memory = Memory()
-    buffer = memory.put(rng.standard_normal((4, 8)).astype(np.float32))
-    tensor = TensorMap("float32", buffer.address, (7, 4), (32,), (8, 4), nan_fill=True)
-    found = launch(MAKE + load(2, (4, -1), 128) + WAIT + DUMP, tensor, memory)[:128].view(np.float32)
-    box = found.reshape(4, 8)
-    assert np.array_equal(box[1:, :3], memory.get(buffer)[:3, 4:7])
-    assert np.isnan(box[0]).all()
-    assert np.isnan(box[:, 3:]).all()
+    values = rng.integers(0, 256, (4, 32), dtype=np.uint8)
+    buffer = memory.put(values)
+    tensor = TensorMap(dtype, buffer.address, (32 // size - 1, 4), (32,), (32 // size, 4), 0, nan_fill=True)
+    found = launch(MAKE + load(2, (16 // size, -1), 128) + WAIT + DUMP, tensor, memory)[:128]
+    expected = np.full((4, 16), 0x7FF7, "<u2").view(np.uint8)
+    expected[1:, : 16 - size] = values[:3, 16 : 32 - size]
+    assert np.array_equal(found.reshape(4, 32), expected)
+    assert np.isnan(expected[0].view({2: "<f2", 4: "<f4", 8: "<f8"}[size])).all()
 
 
 def one_box(rng: Generator, memory: Memory) -> TensorMap:
@@ -259,10 +265,22 @@ PLANTED: dict[str, tuple[str, type[TilewaveError], str]] = {
         "first coordinate, 4, is byte 8 of a row: it must be a multiple of 16",
     ),
     "the same of a store": (
-        "mov.u32 %r3, 0; mov.u32 %r4, -4;"
+        "mov.u32 %r3, 0; mov.u32 %r4, 12;"
         + "@%p0 cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%d8, {%r4, %r3}], [%r2];",
         EmulationError,
-        "first coordinate, -4, is byte -8 of a row",
+        "first coordinate, 12, is byte 24 of a row",
+    ),
+    "a store before the tensor": (
+        "mov.u32 %r3, 0; mov.u32 %r4, -8;"
+        + "@%p0 cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%d8, {%r4, %r3}], [%r2];",
+        EmulationError,
+        r"at the coordinates \(-8, 0\), before its beginning: accepted are coordinates from 0 on",
+    ),
+    "a store before the tensor's rows": (
+        "mov.u32 %r3, -1; mov.u32 %r4, 8;"
+        + "@%p0 cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%d8, {%r4, %r3}], [%r2];",
+        EmulationError,
+        r"at the coordinates \(8, -1\), before its beginning",
     ),
     "over the mbarrier": (
         MAKE.replace("[%r1]", "[%r2+256]") + load(2, (0, 0), BOX),

@@ -28,7 +28,10 @@ def launch(body: str, block: int = 64, words: int = 64, **options: Any) -> np.nd
 
 
 def test_phases_tokens_and_parities() -> None:
-    """One thread counts an mbarrier of two arrivals down by hand and looks at it in between."""
+    """One thread counts an mbarrier of two arrivals down by hand and looks at it in between.
+
+    A token tells whether its phase has ended in that phase and the next; later ones know nothing of it.
+    """
     steps = [
         ("", (0, 1)),  # (parity 0 done, parity 1 done): the phase before the first counts as done
         ("mbarrier.arrive.shared.b64 %d1, [%r1];", (0, 1)),
@@ -46,20 +49,31 @@ def test_phases_tokens_and_parities() -> None:
         ("mbarrier.arrive.shared.b64 _, [%r1];", (1, 0)),
         ("mbarrier.arrive.shared.b64 _, [%r1];", (0, 1)),  # one arrival is enough now
     ]
-    body, expected = "mbarrier.init.shared.b64 [%r1], 2;\n", []
+    steps += [
+        ("mbarrier.arrive.shared.b64 %d3, [%r1];", (1, 0)),
+        ("mbarrier.arrive.shared.b64 %d4, [%r1];", (0, 1)),
+    ]
+    # After these steps: whether the phase of a token has ended.
+    tokens = {1: [("%d1", 0)], 2: [("%d1", 1), ("%d2", 1)], len(steps) - 2: [("%d3", 1)]}
+    tokens[len(steps) - 1] = [("%d4", 1)]
+    body = "mbarrier.init.shared.b64 [%r1], 2;\n"
+    expected: list[int] = []
+
+    def look(state: str, of: str = "") -> None:
+        nonlocal body
+        body += f"mbarrier.test_wait{of}.shared.b64 %p1, [%r1], {state}; selp.u32 %r3, 1, 0, %p1;\n"
+        body += f"st.global.u32 [%d0+{4 * len(expected)}], %r3;\n"
+
     for number, (instruction, parities) in enumerate(steps):
         body += f"{instruction}\n"
-        for parity in (0, 1):
-            body += f"mbarrier.test_wait.parity.shared.b64 %p1, [%r1], {parity};\n"
-            body += f"selp.u32 %r3, 1, 0, %p1; st.global.u32 [%d0+{8 * number + 4 * parity}], %r3;\n"
-        expected += parities
-    body += "mbarrier.test_wait.shared.b64 %p1, [%r1], %d1; selp.u32 %r3, 1, 0, %p1;\n"
-    body += "mbarrier.arrive.shared.b64 %d3, [%r1];mbarrier.arrive.shared.b64 %d3, [%r1];\n"
-    body += "mbarrier.test_wait.shared.b64 %p1, [%r1], %d3; selp.u32 %r4, 1, 0, %p1;\n"
-    body += f"st.global.u32 [%d0+{8 * len(steps)}], %r3; st.global.u32 [%d0+{8 * len(steps) + 4}], %r4;"
+        for parity, done in enumerate(parities):
+            look(str(parity), ".parity")
+            expected.append(done)
+        for token, done in tokens.get(number, []):
+            look(token)
+            expected.append(done)
     found = launch(f"@!%p0 ret;\n{body}", block=32)
     assert found[: len(expected)].tolist() == expected
-    assert found[len(expected) : len(expected) + 2].tolist() == [1, 1]
 
 
 WAIT = """
@@ -131,6 +145,18 @@ TAKE: and.b32 %r10, %r8, 1;
             MAKE.format(count=1) + "mbarrier.test_wait.parity.shared.b64 %p1, [%r1], 2;",
             BarrierError,
             "a parity other than 0 and 1",
+        ),
+        (
+            MAKE.format(count=1)
+            + "@%p0 mbarrier.arrive.shared.b64 %d1, [%r1]; @%p0 mbarrier.arrive.shared.b64 _, [%r1];"
+            + "@%p0 mbarrier.test_wait.shared.b64 %p1, [%r1], %d1;",
+            BarrierError,
+            "which is in its phase 2, with the token of phase 0: accepted are tokens of the current",
+        ),
+        (
+            MAKE.format(count=1) + "mov.u64 %d1, 1; @%p0 mbarrier.try_wait.shared.b64 %p1, [%r1], %d1;",
+            BarrierError,
+            "which is in its phase 0, with the token of phase 1",
         ),
     ],
 )

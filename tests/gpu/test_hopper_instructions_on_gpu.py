@@ -152,14 +152,25 @@ class TestOnGpu:
         for _ in range(5):
             test_bulk_copies.test_boxes_of_random_tensors_are_stored(swizzle, rank, None, rng)
 
-    def test_runs_and_nan(self, rng: Rng) -> None:
+    def test_runs(self, rng: Rng) -> None:
         test_bulk_copies.test_runs_of_bytes_go_both_ways(None, rng)
-        test_bulk_copies.test_elements_outside_can_be_nan(rng)
 
-    def test_mbarriers(self, rng: Rng) -> None:
+    @pytest.mark.parametrize("dtype", test_bulk_copies.FLOATS)
+    def test_nan_outside(self, dtype: str, rng: Rng) -> None:
+        test_bulk_copies.test_elements_outside_can_be_nan(dtype, rng)
+
+    def test_phases(self) -> None:
         test_mbarriers.test_phases_tokens_and_parities()
+
+    def test_mbarriers_between_warps(self, rng: Rng) -> None:
         test_mbarriers.test_one_warp_waits_for_the_other({}, rng)
+
+    def test_polling(self) -> None:
         test_mbarriers.test_a_polling_thread_may_do_other_things()
+
+    @pytest.mark.parametrize("name", test_mbarriers.ARRIVALS)
+    def test_arrivals_after_copies(self, name: str) -> None:
+        test_mbarriers.test_arrivals_when_copies_have_landed(name, {})
 
     @pytest.mark.parametrize("exact", [True, False])
     @pytest.mark.parametrize("layout_a", test_products.LAYOUTS)

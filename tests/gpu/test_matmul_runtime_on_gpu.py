@@ -326,7 +326,7 @@ def test_two_gpus_alternate() -> None:
         assert out.device.index == gpu
         assert torch.cuda.current_device() == 1 - gpu
         assert right(out, *sets[gpu])
-    with pytest.raises(UsageError, match="a on GPU 0, b on GPU 1.*all lie in one place"):
+    with pytest.raises(UsageError, match=r"a on GPU 0, b on GPU 1.*all lie in one place"):
         tilewave.matmul(sets[0][0], sets[1][1])
 
 

@@ -112,6 +112,10 @@ class HopperLanes(MbarrierLanes):
         lanes = self.chosen(guard)
         slots, offsets = self.homes(sources[lanes], lanes, generic=False)
         for lane, slot, offset in zip(lanes.tolist(), slots.tolist(), offsets.tolist(), strict=True):
+            try:
+                tiles[lane].check_target()
+            except EmulationError as error:
+                raise EmulationError(f"{self.machine.current_line}: {self.where(lane)}: {error}") from None
             self.machine.copies_in_flight.store(self, lane, tiles[lane], slot, offset, i.line)
 
     def commit_bulk(self, i: Instruction, guard: Mask | None) -> None:

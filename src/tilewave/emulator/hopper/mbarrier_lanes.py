@@ -146,6 +146,17 @@ class MbarrierLanes(ClusterLanes):
                 raise BarrierError(f"{self.machine.current_line}: {error}") from None
             self.machine.complete(barrier)
 
+    def _ended(self, barrier: Mbarrier, tokens: Array) -> Array:
+        """Whether the phases of these tokens have ended; a GPU cannot tell of phases longer ago."""
+        known = (tokens == barrier.phase) | (tokens == barrier.phase - 1)
+        if not known.all():
+            raise BarrierError(
+                f"{self.machine.current_line}: a wait at {barrier.name()}, which is in its phase "
+                f"{barrier.phase}, with the token of phase {tokens[~known][0]}: accepted are tokens of the "
+                f"current phase and of the one before"
+            )
+        return np.asarray(tokens < barrier.phase)
+
     def mbarrier_wait(
         self,
         i: Instruction,
@@ -171,7 +182,7 @@ class MbarrierLanes(ClusterLanes):
                     raise BarrierError(f"{self.machine.current_line}: a parity other than 0 and 1")
                 done = (barrier.phase & 1) != wanted[here]
             else:
-                done = barrier.phase > wanted[here].astype(np.int64)
+                done = self._ended(barrier, wanted[here].astype(np.int64))
             result[lanes[here]] = done
             if self.machine.ordering is not None:
                 ids = self.ids[lanes[here]]

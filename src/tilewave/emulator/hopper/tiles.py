@@ -15,9 +15,8 @@ from tilewave.tensor_map import TensorMap
 
 Array = npt.NDArray[Any]
 
-_NAN = {"float16": 0x7FFF, "bfloat16": 0x7FFF, "float32": 0x7FFFFFFF, "tfloat32": 0x7FFFFFFF}
-_NAN["float64"] = 0x7FFFFFFFFFFFFFFF
-
+_NAN = 0x7FF77FF77FF77FF7
+"""What an H200 puts where elements are outside, whatever their type: a NaN in every 2 bytes."""
 
 _PIECE = 16
 """Bytes in which the copy engine moves rows of a box."""
@@ -39,6 +38,10 @@ class Tile(Protocol):
     @property
     def alignment(self) -> int:
         """Alignment that the copy needs in shared memory."""
+        ...
+
+    def check_target(self) -> None:
+        """Raise `EmulationError` if a copy may be made from here, but not to here."""
         ...
 
     def read(self, memory: Memory) -> Array:
@@ -64,6 +67,9 @@ class Run:
             raise EmulationError(
                 f"a bulk copy of {self.nbytes} bytes at {self.address:#x}: both must be multiples of 16"
             )
+
+    def check_target(self) -> None:
+        """Whatever can be read can be written."""
 
     def _addresses(self) -> Array:
         return self.address + 16 * np.arange(self.nbytes // 16, dtype=np.int64)
@@ -104,6 +110,14 @@ class Box:
             raise EmulationError(
                 f"the emulator swizzles boxes whose rows are as wide as the pattern: the box is {inner} "
                 f"bytes wide, the pattern {tensor.swizzle}"
+            )
+
+    def check_target(self) -> None:
+        """A box that is written begins inside (CUDA C++ Programming Guide, multi-dimensional bulk copies)."""
+        if min(self.coordinates) < 0:
+            raise EmulationError(
+                f"a copy into a tensor at the coordinates {self.coordinates}, before its beginning: accepted "
+                f"are coordinates from 0 on; a GPU calls others an illegal instruction"
             )
 
     @property
@@ -155,7 +169,7 @@ class Box:
             rows = memory.load(address, _PIECE, None if exists.all() else exists)
             return np.stack(rows, axis=1)
         address, exists = (values.reshape(-1) for values in self._elements)
-        fill = _NAN[self.tensor.dtype] if self.tensor.nan_fill else 0
+        fill = _NAN & ((1 << 8 * size) - 1) if self.tensor.nan_fill else 0
         rows = memory.load(address, size, exists)
         data = np.stack(rows, axis=1).reshape(-1)
         elements = data.astype(f"u{size}") if size < 4 else data.view(f"u{size}")
