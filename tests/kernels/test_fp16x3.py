@@ -12,6 +12,7 @@ from products import F32, LAYOUTS, Floats, Generator, Product, activated, chain,
 
 from tilewave.device import get_spec
 from tilewave.emulator import Memory
+from tilewave.emulator.counters import Counters
 from tilewave.emulator.fma import canonical_nan, fma
 from tilewave.kernels import fp16x3
 from tilewave.kernels.instances import Instance
@@ -84,9 +85,9 @@ def check_packed(x: Floats, order: str, misalignment: int) -> fp16x3.UnpackedOpe
     return operand
 
 
-def run(product: Product, instance: Instance, *, sms: int = 2, kept: str = "", **options: Any) -> None:
-    """Run a product in place."""
-    emulate_fp16x3(
+def run(product: Product, instance: Instance, *, sms: int = 2, kept: str = "", **options: Any) -> Counters:
+    """Run a product in place; what the main kernel counted."""
+    results = emulate_fp16x3(
         plan_on(product.problem, instance, H200, sms),
         product.operands,
         alpha=product.alpha,
@@ -96,6 +97,7 @@ def run(product: Product, instance: Instance, *, sms: int = 2, kept: str = "", *
         exact_fma=True,
         **options,
     )
+    return results[-1].counters
 
 
 def check(product: Product) -> int:
@@ -171,6 +173,39 @@ def test_what_the_split_cannot_hold_is_recomputed(rng: Generator) -> None:
     a[rng.integers(8)] = 0
     run(product, fp16x3.SMALL)
     assert check(product) == (31 + 1) * 150 + (80 - 32)  # rows 9 to 39 and 70, and of the others a column
+
+
+def test_one_element_of_a_tile_is_recomputed_by_both_sides_guards(rng: Generator) -> None:
+    m, n, k = int(rng.integers(129, 150)), int(rng.integers(129, 150)), 40
+    product = make_product(rng, m, n, k)
+    a, b = product.operands["a"], product.operands["b"].T
+    a[...], b[...] = rng.uniform(1, 2, a.shape), rng.uniform(1, 2, b.shape)
+    # One of the two has an element that is split inexactly, the other many that are neither large nor small;
+    # in the first tile A's row is the former and B's column the latter, in the last tile the other way round.
+    row, column = int(rng.integers(128)), int(rng.integers(128))
+    last_row, last_column = int(rng.integers(128, m)), int(rng.integers(128, n))
+    for inexact, few in ((a[row], b[column]), (b[last_column], a[last_row])):
+        inexact[rng.integers(k)] *= F32(2.0**-30)
+        few[rng.permutation(k)[:36]] *= F32(2.0**-12)
+    run(product, fp16x3.SMALL, sms=4)
+    assert check(product) == 2
+
+
+def test_elements_that_are_split_inexactly_cost_nothing_where_none_is_recomputed(rng: Generator) -> None:
+    counted = []
+    for small in (1.0, 2.0**-30):
+        product = make_product(rng, 40, 30, 64)
+        a, b = product.operands["a"], product.operands["b"].T
+        a[...], b[...] = rng.uniform(1, 2, a.shape), rng.uniform(1, 2, b.shape)
+        a[rng.integers(40), rng.integers(64)] *= F32(small)
+        b[rng.integers(30), rng.integers(64)] *= F32(small)
+        inexact = [np.any(model.split_rows(x).guard & 1) for x in (a, b)]
+        assert inexact == [small < 1] * 2
+        # Large elements outweigh small ones: 64 + 60 and 60 + 60 are not below K.
+        counted.append(run(product, fp16x3.SMALL).warp_instructions_by_class)
+        assert check(product) == 0
+    for name in ("global_load", "global_store", "shared_load", "shared_store", "fp32", "barrier"):
+        assert counted[0][name] == counted[1][name], name
 
 
 @pytest.mark.long

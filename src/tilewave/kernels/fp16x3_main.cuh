@@ -53,8 +53,8 @@ __device__ __forceinline__ float unscaled(float sum, int shifts) {
     return sum * __int_as_float((first + 127) << 23) * __int_as_float((second + 127) << 23);
 }
 
-// What undoes the scales of a tile. Where it is `simple`, no element may have to be recomputed, and a sum times its
-// row's factor and its column's is what unscaled() gives: the first of the two products is exact, because a sum is 0 or
+// What undoes the scales of a tile. Where it is `simple`, no element has to be recomputed, and a sum times its row's
+// factor and its column's is what unscaled() gives: the first of the two products is exact, because a sum is 0 or
 // between 2^-48 and 2^54.
 struct TileScales {
     float rows[2 * 2 * 64], columns[TILE_N];
@@ -62,31 +62,55 @@ struct TileScales {
 };
 constexpr int SIMPLE_ROW = 60, SIMPLE_COLUMN = 126;  // the largest shifts, up or down, of a simple tile
 
-// One of them, for one packed row of an operand; says whether it allows the tile to be simple.
-__device__ __forceinline__ bool load_scale(float* scale, const int* shift, const int* guard, bool exists, int most) {
-    // Read past the L1 cache: the kernel before wrote them while this one may have been on its SM already.
-    const int found = exists ? __ldcg(shift) : 0, kept = exists ? __ldcg(guard) : 0;
-    *scale = __int_as_float((127 - max(-most, min(most, found))) << 23);
-    return (kept & 1) == 0 && abs(found) <= most;
-}
+// Of the rows or columns of a tile: what decides whether it is simple.
+struct TileGuards {
+    // The least guard >> 1 of all, and of those whose bit 0 is set. What stands for none is so far above all of them that
+    // its sum with any is not below K.
+    int least = 1 << 29, least_inexact = 1 << 29;
+    bool small_shifts = true;
+
+    // Takes one packed row in, and writes the factor that undoes its scale.
+    __device__ __forceinline__ void take(float* scale, const int* shift, const int* guard, bool exists, int most) {
+        // Read past the L1 cache: the kernel before wrote them while this one may have been on its SM already.
+        const int found = exists ? __ldcg(shift) : 0, kept = exists ? __ldcg(guard) : 1 << 30;
+        *scale = __int_as_float((127 - max(-most, min(most, found))) << 23);
+        small_shifts &= abs(found) <= most;
+        least = min(least, kept >> 1);
+        if ((kept & 1) != 0) least_inexact = min(least_inexact, kept >> 1);
+    }
+
+    // Puts together what the lanes of a warp took in.
+    __device__ __forceinline__ void combine() {
+#pragma unroll
+        for (int distance = 16; distance > 0; distance /= 2) {
+            least = min(least, __shfl_xor_sync(0xffffffffu, least, distance));
+            least_inexact = min(least_inexact, __shfl_xor_sync(0xffffffffu, least_inexact, distance));
+        }
+        small_shifts = __all_sync(0xffffffffu, small_shifts);
+    }
+};
 
 // Fills the scales of a tile, as a warp.
 template <int TILE_M>
 __device__ __forceinline__ void load_scales(TileScales* scales, const GemmArgs& args, const PackedOperands& packed,
                                             PackedItems items, const MainTile& at, int lane) {
-    const int m = static_cast<int>(args.m), n = static_cast<int>(args.n);
+    const int m = static_cast<int>(args.m), n = static_cast<int>(args.n), k = static_cast<int>(args.k);
     const Index first_row = items.a * args.m + at.row, first_column = items.b * args.n + at.column;
-    bool simple = true;
+    TileGuards rows, columns;
 #pragma unroll
     for (int i = lane; i < TILE_M; i += 32)
-        simple &= load_scale(scales->rows + i, packed.shifts_a + first_row + i, packed.guards_a + first_row + i,
-                             at.row + i < m, SIMPLE_ROW);
+        rows.take(scales->rows + i, packed.shifts_a + first_row + i, packed.guards_a + first_row + i, at.row + i < m,
+                  SIMPLE_ROW);
 #pragma unroll
     for (int i = lane; i < TILE_N; i += 32)
-        simple &= load_scale(scales->columns + i, packed.shifts_b + first_column + i,
-                             packed.guards_b + first_column + i, at.column + i < n, SIMPLE_COLUMN);
-    simple = __all_sync(0xffffffffu, simple);
-    if (lane == 0) scales->simple = simple;
+        columns.take(scales->columns + i, packed.shifts_b + first_column + i, packed.guards_b + first_column + i,
+                     at.column + i < n, SIMPLE_COLUMN);
+    rows.combine();
+    columns.combine();
+    // must_recompute() of some row and column of the tile. Most tiles have an element that was split inexactly, and
+    // hardly any has one to recompute, so that both halves of that rule count.
+    const bool recompute = rows.least_inexact + columns.least < k || rows.least + columns.least_inexact < k;
+    if (lane == 0) scales->simple = rows.small_shifts && columns.small_shifts && !recompute;
 }
 
 // Eight rows of a warp's sums, times `scale`, go to the memory that belongs to the warp.
@@ -132,6 +156,16 @@ __device__ __forceinline__ void store_rows(const GemmArgs& args, const Item& ite
     }
 }
 
+// Activates and stores an element of C.
+__device__ __forceinline__ void finish_element(const GemmArgs& args, const Item& item, Index row, Index column,
+                                               float value) {
+    store_preactivation(args, item, row, column, value);
+    item.out[row * args.out.row + column * args.out.column] = activate(args.activation, value);
+}
+
+constexpr int ROWS_AT_ONCE = 2;  // of those below
+static_assert(OUT_ROWS % ROWS_AT_ONCE == 0, "whole parts");
+
 // The same of any tile and with all of the epilogue. The sums of a tile that is not simple still have both scales, and
 // its elements that are to be recomputed are not touched, because C may be needed for that.
 __device__ __forceinline__ void finish_rows(const GemmArgs& args, const Item& item, const PackedOperands& packed,
@@ -139,48 +173,67 @@ __device__ __forceinline__ void finish_rows(const GemmArgs& args, const Item& it
                                             Index column, int lane) {
     const int rows = static_cast<int>(smaller(OUT_ROWS, args.m - row)), k = static_cast<int>(args.k);
     const bool simple = scales.simple != 0;
-    const int* shifts_a = packed.shifts_a + items.a * args.m + row;
-    const int* guards_a = packed.guards_a + items.a * args.m + row;
-    int shifts[PER_LANE], guards[PER_LANE];
-    float factors[PER_LANE];
-    unsigned inside = 0;
-#pragma unroll
-    for (int j = 0; j < PER_LANE; ++j) {
-        const Index at = column + lane + 32 * j;
-        const bool exists = at < args.n, needed = exists && !simple;
-        inside |= static_cast<unsigned>(exists) << j;
-        factors[j] = scales.columns[lane + 32 * j];
-        shifts[j] = needed ? __ldcg(packed.shifts_b + items.b * args.n + at) : 0;
-        guards[j] = needed ? __ldcg(packed.guards_b + items.b * args.n + at) : 0;
-    }
-    // What is added is loaded for several elements at once; the activations, which are long, follow one by one.
+    const Index packed_row = items.a * args.m + row, packed_column = items.b * args.n + column + lane;
+    // What is added is loaded for several elements at once; activations that are long follow one by one.
+    const bool short_activation = args.activation <= RELU;
 #pragma unroll 1
-    for (int r = 0; r < rows; ++r) {
-        const int shift = simple ? 0 : __ldcg(shifts_a + r), guard = simple ? 0 : __ldcg(guards_a + r);
-        unsigned finished = inside;
+    for (int first = 0; first < rows; first += ROWS_AT_ONCE) {
+        unsigned finished = 0;  // a bit for each element
 #pragma unroll
-        for (int j = 0; j < PER_LANE; ++j)
-            finished &= ~(static_cast<unsigned>(must_recompute(guard, guards[j], k)) << j);
-        Addends addends[PER_LANE];
+        for (int i = 0; i < ROWS_AT_ONCE * PER_LANE; ++i) {
+            const bool inside = first + i / PER_LANE < rows && column + lane + i % PER_LANE * 32 < args.n;
+            finished |= static_cast<unsigned>(inside) << i;
+        }
+        int row_shifts[ROWS_AT_ONCE] = {}, column_shifts[PER_LANE] = {};
+        if (!simple) {
+            int row_guards[ROWS_AT_ONCE], column_guards[PER_LANE];
 #pragma unroll
-        for (int j = 0; j < PER_LANE; ++j) {
-            addends[j] = {0.0f, 0.0f};
-            if ((finished >> j & 1) != 0) addends[j] = load_addends(args, item, row + r, column + lane + 32 * j);
+            for (int u = 0; u < ROWS_AT_ONCE; ++u) {
+                const bool exists = first + u < rows;
+                row_shifts[u] = exists ? __ldcg(packed.shifts_a + packed_row + first + u) : 0;
+                row_guards[u] = exists ? __ldcg(packed.guards_a + packed_row + first + u) : 0;
+            }
+#pragma unroll
+            for (int j = 0; j < PER_LANE; ++j) {
+                const bool exists = column + lane + 32 * j < args.n;
+                column_shifts[j] = exists ? __ldcg(packed.shifts_b + packed_column + 32 * j) : 0;
+                column_guards[j] = exists ? __ldcg(packed.guards_b + packed_column + 32 * j) : 0;
+            }
+#pragma unroll
+            for (int i = 0; i < ROWS_AT_ONCE * PER_LANE; ++i)
+                if (must_recompute(row_guards[i / PER_LANE], column_guards[i % PER_LANE], k)) finished &= ~(1u << i);
+        }
+        Addends addends[ROWS_AT_ONCE][PER_LANE];
+#pragma unroll
+        for (int u = 0; u < ROWS_AT_ONCE; ++u) {
+#pragma unroll
+            for (int j = 0; j < PER_LANE; ++j) {
+                addends[u][j] = {0.0f, 0.0f};
+                if ((finished >> (u * PER_LANE + j) & 1) != 0)
+                    addends[u][j] = load_addends(args, item, row + first + u, column + lane + 32 * j);
+            }
         }
 #pragma unroll
-        for (int j = 0; j < PER_LANE; ++j) {
-            float* sum = own + out_place(r, lane + 32 * j);
-            *sum = before_activation(args, addends[j],
-                                     simple ? *sum * factors[j] : unscaled(*sum, shift + shifts[j]));
+        for (int u = 0; u < ROWS_AT_ONCE; ++u) {
+#pragma unroll
+            for (int j = 0; j < PER_LANE; ++j) {
+                float* sum = own + out_place(first + u, lane + 32 * j);
+                const float scaled = simple ? *sum * scales.columns[lane + 32 * j]
+                                            : unscaled(*sum, row_shifts[u] + column_shifts[j]);
+                const float value = before_activation(args, addends[u][j], scaled);
+                if (!short_activation) {
+                    *sum = value;
+                } else if ((finished >> (u * PER_LANE + j) & 1) != 0) {
+                    finish_element(args, item, row + first + u, column + lane + 32 * j, value);
+                }
+            }
         }
+        if (short_activation) continue;
 #pragma unroll 1
-        for (int j = 0; j < PER_LANE; ++j) {
-            if ((finished >> j & 1) == 0) continue;
-            const int within = lane + 32 * j;
-            const float value = own[out_place(r, within)];
-            store_preactivation(args, item, row + r, column + within, value);
-            item.out[(row + r) * args.out.row + (column + within) * args.out.column] =
-                activate(args.activation, value);
+        for (int i = 0; i < ROWS_AT_ONCE * PER_LANE; ++i) {
+            if ((finished >> i & 1) == 0) continue;
+            const int r = first + i / PER_LANE, within = lane + i % PER_LANE * 32;
+            finish_element(args, item, row + r, column + within, own[out_place(r, within)]);
         }
     }
 }
@@ -333,10 +386,13 @@ __global__ void __launch_bounds__(MAIN_THREADS, 1)
                     store_rows(args, item, own, scales->columns, at.row + within, at.column, lane);
                 }
             } else {
-#pragma unroll
+#pragma unroll 1  // so that this code, which is long, stands here once
                 for (int group = 0; group < 2 * HALVES; ++group) {
                     const int within = first_row + group / 2 * 64 + warp * 16 + group % 2 * OUT_ROWS;
-                    bring_rows(own, sums[group / 2], group % 2, simple ? scales->rows[within + lane / 4] : 1.0f, lane);
+                    const float scale = simple ? scales->rows[within + lane / 4] : 1.0f;
+#pragma unroll
+                    for (int g = 0; g < 2 * HALVES; ++g)
+                        if (g == group) bring_rows(own, sums[g / 2], g % 2, scale, lane);
                     finish_rows(args, item, packed, items, own, *scales, at.row + within, at.column, lane);
                 }
             }

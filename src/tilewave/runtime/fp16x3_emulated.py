@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tilewave.emulator import Memory, launch
+from tilewave.emulator.launch import LaunchResult
 from tilewave.emulator.memory import Buffer
 from tilewave.emulator.tensor_maps import encode_for_emulator
 from tilewave.errors import EmulationError
@@ -19,10 +20,10 @@ from tilewave.runtime.emulated import Floats, place
 from tilewave.runtime.fp16x3_steps import Step, packing_steps, steps
 
 
-def run_step(step: Step, memory: Memory, **options: Any) -> None:
+def run_step(step: Step, memory: Memory, **options: Any) -> LaunchResult:
     """Run one launch; ``options`` are the emulator's."""
     program, kernel = compile_instance(step.instance, fp16x3.ARCHITECTURE)
-    launch(
+    return launch(
         program.ptx,
         kernel.symbol,
         (step.blocks, 1, 1),
@@ -56,11 +57,12 @@ def emulate_fp16x3(
     misalignment: int = 0,
     kept: str = "",
     **options: Any,
-) -> None:
+) -> list[LaunchResult]:
     """Run a plan on NumPy arrays: ``a``, ``b``, ``out`` and, where the plan has them, the others, in place.
 
-    ``kept`` names operands ("a", "b" or "ab") that are packed ahead. Raises ``EmulationError`` when anything
-    but out and preactivation was written, the elements between their rows included.
+    What each of its launches did, the main kernel's last. ``kept`` names operands ("a", "b" or "ab") that are
+    packed ahead. Raises ``EmulationError`` when anything but out and preactivation was written, the elements
+    between their rows included.
     """
     memory = Memory()
     placed = {name: place(memory, array, name, misalignment) for name, array in operands.items()}
@@ -82,8 +84,7 @@ def emulate_fp16x3(
         kept_a=ahead.get("a"),
         kept_b=ahead.get("b"),
     )
-    for step in launches:
-        run_step(step, memory, **options)
+    results = [run_step(step, memory, **options) for step in launches]
     for name, item in placed.items():
         after = memory.get(item.buffer)
         if name in ("out", "preactivation"):
@@ -91,3 +92,4 @@ def emulate_fp16x3(
             item.view(before[name])[...] = item.view(after)
         if not np.array_equal(before[name].view(np.uint32), after.view(np.uint32)):
             raise EmulationError(f"{'between the rows of ' if name == 'out' else ''}{name} was written")
+    return results
