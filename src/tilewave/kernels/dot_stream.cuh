@@ -85,21 +85,27 @@ __device__ __forceinline__ void start_lines(float* slab, const Lines& lines, Ind
         const bool vectors = (misalignment(source) & 3) == 0 && (lines.line & 3) == 0;
         constexpr int ALONG = SLAB / 4 < THREADS ? SLAB / 4 : THREADS;
         const int whole = vectors ? count & ~3 : 0;
+#pragma unroll 1
         for (int line = threadIdx.x / ALONG; line < lines.count; line += THREADS / ALONG) {
             const int first = threadIdx.x % ALONG;
+#pragma unroll 1
             for (int k = 4 * first; k < whole; k += 4 * ALONG)
                 start_copy<16>(slab + line * PITCH + k, source + line * lines.line + k);
+#pragma unroll 1
             for (int k = whole + first; k < count; k += ALONG)
                 start_copy<4>(slab + line * PITCH + k, source + line * lines.line + k);
         }
     } else if (const int line = threadIdx.x % FEW; line < lines.count) {
         // Neighbouring threads take neighbouring lines.
         const float* source = lines.first + line * lines.line + (begin + threadIdx.x / FEW) * lines.along;
+#pragma unroll 1
         for (int k = threadIdx.x / FEW; k < count; k += THREADS / FEW, source += THREADS / FEW * lines.along)
             start_copy<4>(slab + line * PITCH + k, source);
     }
     if (count < SLAB)
+#pragma unroll 1
         for (int line = 0; line < lines.count; ++line)
+#pragma unroll 1
             for (int k = count + threadIdx.x; k < SLAB; k += THREADS) slab[line * PITCH + k] = 0.0f;
 }
 

@@ -27,17 +27,24 @@ struct Task {
     Index position;  // of the walk, behind this item
     int found;
 
-    // Goes to the first or the next item; false when there is none. A barrier before and after it.
+    // Goes to the first or the next item; false when there is none. A barrier before and after one that follows another.
     __device__ __forceinline__ bool next(const GemmArgs& args, bool first) {
-        __syncthreads();  // nobody needs the last one, nor anything else that it had in shared memory
+        if (!first) {
+            if (args.cut.walkers == 0) return false;  // only walkers have more than one
+            __syncthreads();  // nobody needs the last one, nor anything else that it had in shared memory
+        }
         if (threadIdx.x == 0) {
-            Walk walk(args.cut, blockIdx.x);
-            if (!first) walk.position = position;
-            WorkItem item_of_walk;
-            found = walk.next(item_of_walk);
-            if (found) {
-                work = item_of_walk;
+            if (__builtin_expect(args.cut.walkers == 0, 1)) {
+                own_item(args.cut);
+            } else {
+                Walk walk(args.cut, blockIdx.x);
+                if (!first) walk.position = position;
+                WorkItem item_of_walk;
+                found = walk.next(item_of_walk);
+                if (found) work = item_of_walk;
                 position = walk.position;
+            }
+            if (found) {
                 const Patch patch = patch_of<MIRRORED ? MANY : FEW, MIRRORED ? FEW : MANY, 1>(args, work.tile);
                 const Item item = item_of(args, patch.item);
                 const Lines rows = {item.a + patch.row * args.a.row, args.a.row, args.a.column, patch.rows};
@@ -49,6 +56,25 @@ struct Task {
         }
         __syncthreads();
         return found;
+    }
+
+    // The one item of a block that does not walk, as Walk has it; which tile and piece, in 32 bits, which hold any
+    // number of blocks.
+    __device__ __forceinline__ void own_item(const Decomposition& cut) {
+        const unsigned whole_tiles = static_cast<unsigned>(cut.whole_tiles);
+        found = true;
+        work.tile = blockIdx.x, work.k_begin = 0, work.k_end = cut.k;
+        work.piece = 0, work.pieces = 1, work.slot = -1, work.ticket = -1;
+        if (blockIdx.x < whole_tiles) return;
+        const unsigned cut_tiles = static_cast<unsigned>(cut.tiles) - whole_tiles, index = blockIdx.x - whole_tiles;
+        const unsigned piece = cut_tiles == 1 ? index : index / cut_tiles, of_tile = index - piece * cut_tiles;
+        work.tile = whole_tiles + of_tile;
+        if (cut.pieces == 1) return;
+        const Index slices = slices_of(cut);
+        work.k_begin = smaller(even_begin(slices, cut.pieces, piece) * cut.depth, cut.k);
+        work.k_end = smaller(even_begin(slices, cut.pieces, piece + 1) * cut.depth, cut.k);
+        work.piece = piece, work.pieces = cut.pieces;
+        work.slot = of_tile * cut.pieces + piece, work.ticket = of_tile;
     }
 };
 

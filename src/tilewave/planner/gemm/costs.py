@@ -4,13 +4,14 @@ Without a calibration the constants are theory: shares of what the GPU's record 
 measured elsewhere, or assumed. Each one says which. A calibration is a packaged JSON file per GPU model,
 ``planner/gemm/calibration/NAME.json``::
 
-    {"device": "H200", "source": "how it was measured", "new_loops": false,
+    {"device": "H200", "source": "how it was measured", "new_loops": false, "notes": {"INSTANCE": "why"},
      "constants": {"launch": {"value": 2.1, "source": "..."}},
      "factors": {"INSTANCE": 1.07}, "tile_factors": {"INSTANCE": 0.9}}
 
 A factor multiplies the time that the model gives an instance's arithmetic, a tile factor what it gives
 each tile beside that: two numbers a kernel, for the one shows at deep products and the other at shallow ones.
-``new_loops`` says whether the kernels were measured with the loops of the register-file pass.
+``new_loops`` says whether the kernels were measured with the loops of the register-file pass. ``notes`` say
+where factors come from of instances that the source did not measure; the planner does not read them.
 """
 
 from __future__ import annotations
