@@ -23,10 +23,17 @@ def moved_pieces(cut: Decomposition, sms: int, alone: int | None = None) -> int:
     if cut.slots == 0:
         return 0
     if cut.walkers:
-        shortest_run = cut.cut_tiles * cut.slices // cut.walkers
-        return 2 + added_pieces(min(cut.walkers, -(-(cut.slices - 1) // shortest_run) + 1), 1, sms, alone)
+        return 2 + added_pieces(most_pieces(cut), 1, sms, alone)
     written = -(-cut.cut_tiles * cut.pieces // sms)
     return written + added_pieces(cut.pieces, cut.cut_tiles, sms, alone)
+
+
+def most_pieces(cut: Decomposition) -> int:
+    """The most pieces that a cut tile can have."""
+    if not cut.walkers:
+        return cut.pieces
+    shortest_run = cut.cut_tiles * cut.slices // cut.walkers
+    return min(cut.walkers, -(-(cut.slices - 1) // shortest_run) + 1)
 
 
 def added_pieces(pieces: int, tiles: int, sms: int, alone: int | None) -> int:

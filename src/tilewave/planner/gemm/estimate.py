@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from tilewave.device.spec import DeviceSpec
 from tilewave.kernels.instances import Access, Instance
-from tilewave.planner.combining import added_pieces, moved_pieces
+from tilewave.planner.combining import added_pieces, most_pieces, moved_pieces
 from tilewave.planner.gemm.costs import GemmCosts
 from tilewave.planner.gemm.records import FLOAT_BYTES, GemmEstimate
 from tilewave.planner.gemm.resources import residency
@@ -32,9 +32,9 @@ _WALK_COMBINING = 1.5
 """Fixed costs of combining in a walk, in terms of other schedules': fitted to an H200's readings. A walker
 may leave two pieces, one after the other."""
 
-_SECOND_ROUND = 0.5
-"""Assumed: what a second round of adding takes beside its pieces, in terms of other fixed costs of combining:
-a fence, a counter and a barrier more."""
+_SECOND_ROUND = 1.2
+"""What adding in two rounds takes beside its pieces, for each block that an SM gets, in terms of other fixed
+costs of combining: from an H200's readings of 132 to 1024 pieces, benchmarks/results/streams_ab_h200.json."""
 
 _WALK_SIZE = 64
 """Assumed: a walk reads again from memory what tiles side by side would share in L2. The constant is that
@@ -340,7 +340,7 @@ class Weigher:
         busiest_sm = (rounds + added_pieces(pieces, tiles, rates.sms, alone)) * self._tile_bytes / rates.sm
         combining = rates.combining + (everyone if everyone > busiest_sm else busiest_sm)
         if pieces > alone:
-            combining += _SECOND_ROUND * rates.combining
+            combining += _SECOND_ROUND * rounds * rates.combining
         return rates.launch + self._together(compute, self._memory) + combining
 
     def _together(self, compute: float, memory: float) -> float:
@@ -393,8 +393,8 @@ class Weigher:
             everyone = 2 * slots * self._tile_bytes / rates.partials
             busiest_sm = moved * self._tile_bytes / rates.sm
             fixed = _WALK_COMBINING if walkers else 1.0
-            if not walkers and cut.pieces > self.model.instance.alone:
-                fixed += _SECOND_ROUND
+            if most_pieces(cut) > self.model.instance.alone:
+                fixed += _SECOND_ROUND * on_sm
             combining = rates.combining * fixed + max(everyone, busiest_sm)
         total = rates.launch + self._together(compute, memory) + combining
         return total, compute, memory, combining, rates.launch
