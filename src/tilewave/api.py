@@ -100,7 +100,7 @@ def gemm(
         *(schedule, deterministic, batch_invariant, max_sms),
     )
     found: Any = warm.MISSED
-    if workspace is None and return_preactivation is False and _hashable(settings) and _is_ieee(precision):
+    if workspace is None and return_preactivation is False and _is_ieee(precision):
         # 1, 1.0 and True are equal, and not all of them are accepted.
         found = warm.compute(a, b, c, bias, out, stream, (settings, *map(type, settings)))
         if type(found) is not warm.Miss:
@@ -159,14 +159,6 @@ _ARGUMENTS = tuple(signature(gemm).parameters)
 
 def _is_ieee(precision: Any) -> bool:
     return isinstance(precision, str) and precision == _IEEE  # an array cannot be asked
-
-
-def _hashable(settings: tuple[Any, ...]) -> bool:
-    try:
-        hash(settings)
-    except TypeError:  # one of them is wrong, and is told apart where all are checked
-        return False
-    return True
 
 
 def grouped_gemm(problems: Iterable[Any], **common: Any) -> list[Any]:

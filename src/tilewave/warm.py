@@ -54,13 +54,23 @@ _keeping = threading.Lock()
 def compute(a: Any, b: Any, c: Any, bias: Any, out: Any, stream: Any, options: Any) -> Any:
     """The result of a call whose like was kept, in ``out`` or in new memory; else a `Miss`.
 
-    ``options`` is hashable and differs wherever two calls differ in more than their arrays and stream.
+    ``options`` differs wherever two calls differ in more than their arrays and stream. Where it cannot be
+    hashed, one of them is wrong, and is told apart where all are checked.
     """
     kind = type(a)
     library = _libraries[kind] if kind in _libraries else _library_of(kind)
     if library is None or recording.ACTIVE or ProcessState.forked:
         return MISSED
     return library.compute(a, b, c, bias, out, stream, options)
+
+
+def _hashable(options: Any) -> bool:
+    # Asked behind the question of compiling: Dynamo of PyTorch 2.11 cannot trace `hash`.
+    try:
+        hash(options)
+    except TypeError:
+        return False
+    return True
 
 
 def keep(miss: Miss, call: GemmCall, options: PlanOptions) -> None:
@@ -188,6 +198,8 @@ class _Torch(_Library):
             or self._tracing() is not None
         ):
             return MISSED  # somebody wants to be told of what is done with tensors
+        if options is not None and not _hashable(options):
+            return MISSED
         float32 = self._float32
         try:
             device = a.get_device()
@@ -268,6 +280,8 @@ class _Cupy(_Library):
         self._several = cupy.cuda.runtime.getDeviceCount() > 1
 
     def compute(self, a: Any, b: Any, c: Any, bias: Any, out: Any, stream: Any, options: Any) -> Any:
+        if options is not None and not _hashable(options):
+            return MISSED
         float32 = self._float32
         memory_a = a.data
         device = memory_a.device_id
