@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilewave.errors import UsageError
-from tilewave.planner.combining import moved_pieces
+from tilewave.planner.combining import most_pieces, moved_pieces, run_of
 from tilewave.planner.schedules import (
     DATA_PARALLEL,
     INT64_MAX,
@@ -149,6 +149,27 @@ def test_busiest_sm_equals_a_count_over_all_blocks(bound: tuple[Decomposition, S
         assert moved_pieces(cut, sms) >= moved
     else:
         assert moved_pieces(cut, sms) == moved
+
+
+@given(bound_schedules(), st.integers(1, 20))
+@settings(max_examples=200, deadline=None)
+def test_what_two_rounds_move(bound: tuple[Decomposition, Schedule, int, int], alone: int) -> None:
+    """Beyond ``alone`` pieces every run's last block draws it and writes one sum, then one draws these."""
+    cut, _, sms, _ = bound
+    most = max((len(pieces) for pieces in by_tile(cut).values()), default=1)
+    assert most_pieces(cut) >= most if cut.walkers else most == (cut.pieces if cut.cut_tiles else 1)
+    if cut.walkers or most <= alone:
+        return
+    runs = list(range(0, cut.pieces, run_of(cut.pieces)))
+    assert len(runs) <= run_of(cut.pieces)
+    first_round, second_round = Counter[int](), Counter[int]()
+    for tile in range(cut.cut_tiles):
+        for number in range(len(runs)):
+            first_round[(tile * len(runs) + number) % sms] += run_of(cut.pieces) + 1
+        second_round[tile % sms] += len(runs)
+    written = -(-cut.cut_tiles * cut.pieces // sms)
+    moved = written + max(first_round.values()) + max(second_round.values())
+    assert moved_pieces(cut, sms, alone) == moved
 
 
 def test_a_walk_behind_whole_waves() -> None:
