@@ -39,7 +39,7 @@ def test_every_instance_compiles_with_hardly_a_spill(family: object, arch: str) 
 
 def test_names_and_reasons() -> None:
     instances = [instance for family in FAMILIES for instance in family.instances()]
-    assert len({instance.name for instance in instances}) == len(instances) <= 60
+    assert len({instance.name for instance in instances}) == len(instances) <= 64
     assert all(instance.reason for instance in instances)
 
 

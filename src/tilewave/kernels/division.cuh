@@ -3,19 +3,24 @@
 
 namespace tilewave {
 
-// Divides numbers below 65,536 by a divisor from 1 to 65,536, exactly: with r = ceil(2^32 / d) = (2^32 + e) / d,
-// e < d, the product n r / 2^32 exceeds n / d by n e / (2^32 d) < 1 / d.
+// Divides numbers n below 65,536 by a divisor d from 1 to 65,536, exactly: the quotient is that of n + 1/2, which is at
+// least 1/(2 d) away from every integer, and an approximate reciprocal, off by 2^-23 of itself at most, puts
+// (n + 1/2) / d wrong by less than 2^16 / d * 2^-23 = 2^-7 / d. Between 2^23 and 2^24 the numbers of 32 bits are the
+// integers, so that adding 2^23 converts and rounds.
 class Divisor {
   public:
-    __device__ __forceinline__ explicit Divisor(unsigned divisor)
-        : reciprocal(divisor == 1 ? 0 : 0xffffffffu / divisor + 1) {}
+    __device__ __forceinline__ explicit Divisor(int divisor) {
+        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(static_cast<float>(divisor)));
+    }
 
-    __device__ __forceinline__ int quotient(unsigned number) const {
-        return reciprocal == 0 ? number : __umulhi(number, reciprocal);
+    __device__ __forceinline__ int quotient(int number) const {
+        const float half_more = __int_as_float(TWO_23 | number) - 8388607.5f;
+        return __float_as_int(__fmaf_rd(half_more, reciprocal, 8388608.0f)) & ~TWO_23;
     }
 
   private:
-    unsigned reciprocal;  // 0 for the divisor 1, whose 2^32 does not fit
+    static constexpr int TWO_23 = 0x4b000000;  // the bits of 2^23
+    float reciprocal;
 };
 
 }  // namespace tilewave

@@ -37,9 +37,14 @@ struct Offsets {
     Index a, b, c, bias, out, preactivation;
 };
 
+// Whether the batch has one axis, as nearly always: an item's offsets are then its number times their strides.
+__device__ __forceinline__ bool one_batch_axis(const GemmArgs& args) {
+    return args.batch[0] == 1 && args.batch[1] == 1;
+}
+
 __device__ __forceinline__ Offsets offsets_of(const GemmArgs& args, Index index) {
     Offsets offsets;
-    if (args.batch[0] * args.batch[1] == 1) {  // one axis, as nearly always
+    if (one_batch_axis(args)) {
         constexpr int INNER = BATCH_LEVELS - 1;
         offsets.a = index * args.a.batch[INNER];
         offsets.b = index * args.b.batch[INNER];
@@ -102,13 +107,14 @@ __device__ __forceinline__ Patch own_patch(const GemmArgs& args) {
     return patch;
 }
 
-// A block's walk over whole tiles. A block that has one tile finds it by itself, all threads alike; the walk over more
-// is worked out by one thread in shared memory.
+// A block's walk over whole tiles. A block that has one tile, of a batch of one axis, finds it by itself, all threads
+// alike; anything else is worked out by one thread in shared memory.
 template <int BM, int BN, int ITEMS>
 struct PatchWalk {
     struct Shared {
         Patch patch;
-        Index position;  // of the walk, behind this tile
+        Offsets offsets;  // of the tile's first item, where the batch has more than one axis
+        Index position;   // of the walk, behind this tile
         int found;
     };
 
@@ -119,7 +125,7 @@ struct PatchWalk {
 
     // Goes to the first or the next tile; false when there is none. Between two tiles there is a barrier.
     __device__ __forceinline__ bool next(const GemmArgs& args, bool first) {
-        if (__builtin_expect(args.cut.walkers == 0, 1)) {
+        if (__builtin_expect(args.cut.walkers == 0 && one_batch_axis(args), 1)) {
             if (first) {
                 patch = own_patch<BM, BN, ITEMS>(args);
                 if (threadIdx.x == 0) shared.patch = patch;  // for those who read it behind their next barrier
@@ -133,7 +139,10 @@ struct PatchWalk {
             WorkItem work;
             shared.found = walk.next(work);
             shared.position = walk.position;
-            if (shared.found) shared.patch = patch_of<BM, BN, ITEMS>(args, work.tile);
+            if (shared.found) {
+                shared.patch = patch_of<BM, BN, ITEMS>(args, work.tile);
+                if (!one_batch_axis(args)) shared.offsets = offsets_of(args, shared.patch.item);
+            }
         }
         __syncthreads();
         patch = shared.patch;

@@ -1,8 +1,9 @@
 // Bringing a tile's part of an operand into shared memory, whatever its layout.
 //
-// A part is `lines` lines (rows of A, columns of B) of `depth` elements of some items. Where the lines begin on 16 bytes
-// and are whole vectors, they come as such, staggered over the banks. A part that is one run of memory is copied as it
-// is, by 16 bytes wherever it begins. Else neighbouring threads copy neighbours of whichever axis has them.
+// A part is `lines` lines (rows of A, columns of B) of `depth` elements of some items. Where the lines begin on 16
+// bytes and are whole vectors, they come as such, staggered over the banks where a line has more than one. A part that
+// is one run of memory is copied as it is, by 16 bytes wherever it begins. Else neighbouring threads copy neighbours of
+// whichever axis has them.
 #pragma once
 
 #include "division.cuh"
@@ -24,8 +25,6 @@ constexpr __host__ __device__ int part_floats(int lines, int depth) {
 // the sign of 0.
 constexpr float A_FILLER = -0.0f, B_FILLER = 0.0f;
 
-__device__ __forceinline__ bool one_batch_axis(const GemmArgs& args) { return args.batch[0] * args.batch[1] == 1; }
-
 // Whether all items have the same matrix.
 __device__ __forceinline__ bool shared_by_items(const GemmArgs& args, const Matrix& matrix) {
     bool shared = true;
@@ -37,8 +36,10 @@ __device__ __forceinline__ bool shared_by_items(const GemmArgs& args, const Matr
 // and `along` are the distances of lines and along them.
 __device__ __forceinline__ bool lines_of_vectors(const GemmArgs& args, const Matrix& matrix, int length, Index line,
                                                  Index along) {
-    Index odd = length | line | (misalignment(matrix.data) & 3);
-    for (int level = 0; level < BATCH_LEVELS; ++level) odd |= args.batch[level] == 1 ? 0 : matrix.batch[level];
+    // The lowest bits of every distance that is taken.
+    int odd = length | static_cast<int>(line) | misalignment(matrix.data);
+    for (int level = 0; level < BATCH_LEVELS; ++level)
+        odd |= args.batch[level] == 1 ? 0 : static_cast<int>(matrix.batch[level]);
     return along == 1 && (odd & 3) == 0;
 }
 
@@ -57,11 +58,48 @@ __device__ __forceinline__ Run run_of(const GemmArgs& args, const Matrix& matrix
     return {};
 }
 
-// How a part lies in shared memory: element (item, line, k) at data[item * item_step + line * line_step + k * step],
-// where step or line_step is 1.
+// Starts copying `lines` lines of `depth` elements of each of `items` items as lines of K: element (item, l, k) to
+// target[(item * lines + l) * PITCH + k]. `address(item)` is where an item's first line begins; `vectors` says that
+// lines_of_vectors() holds. At most 65,536 elements.
+template <int THREADS, int PITCH, typename Address>
+__device__ __forceinline__ void start_lines(float* target, bool vectors, int items, int lines, int depth, Index line,
+                                            Index along, float filler, Address address) {
+    if (vectors || along == 1 || line != 1) {
+        // Neighbouring threads copy neighbours of a line.
+        const int width = vectors ? 4 : 1, pieces = vectors ? depth / 4 : depth;
+        const Divisor by_line(pieces), by_item(lines);
+#pragma unroll 1
+        for (int i = threadIdx.x; i < items * lines * pieces; i += THREADS) {
+            const int row = by_line.quotient(i), k = (i - row * pieces) * width;
+            const int item = items == 1 ? 0 : by_item.quotient(row);
+            const float* source = address(item) + (row - item * lines) * line;
+            if (vectors)
+                start_copy<16>(target + row * PITCH + k, source + k);
+            else
+                start_copy<4>(target + row * PITCH + k, source + k * along);
+        }
+    } else {
+        // Neighbouring threads copy the same k of neighbouring lines.
+        const Divisor by_lines(lines), by_item(depth);
+#pragma unroll 1
+        for (int i = threadIdx.x; i < items * lines * depth; i += THREADS) {
+            const int row = by_lines.quotient(i), l = i - row * lines;
+            const int item = items == 1 ? 0 : by_item.quotient(row), k = row - item * depth;
+            start_copy<4>(target + (item * lines + l) * PITCH + k, address(item) + l + k * along);
+        }
+    }
+    const int last = (depth + 3) & ~3;
+    if (depth < last)
+#pragma unroll 1
+        for (int row = threadIdx.x; row < items * lines; row += THREADS)
+            for (int k = depth; k < last; ++k) target[row * PITCH + k] = filler;
+}
+
+// How a part lies in its shared memory: element (item, line, k) begin + item * item_step + line * line_step + k * step
+// behind its first, where step or line_step is 1. A number and no pointer, of which the compiler would not see that it
+// points to shared memory.
 struct Part {
-    float* data;
-    int item_step, line_step, step;
+    int begin, item_step, line_step, step;
     bool vectors;  // along whichever axis has neighbours, four of them are a vector of 16 bytes
 
     __device__ __forceinline__ bool along_k() const { return step == 1; }
@@ -75,35 +113,18 @@ __device__ __forceinline__ Part start_part(float* target, const GemmArgs& args, 
                                            Address address) {
     const bool vectors = lines_of_vectors(args, matrix, depth, line, along);
     const Run run = run_of(args, matrix, items, lines, depth, line, along);
-    if (run.found && !vectors) {
+    if (run.found && (!vectors || depth == PITCH)) {
         const float* const source = address(0);
         const int begin = misalignment(source), count = items * lines * depth;
         float* const data = target + begin;
         deal_run<THREADS>(
             begin, count, [=](int i) { start_copy<16>(data + i, source + i); },
             [=](int i) { start_copy<4>(data + i, source + i); });
-        return {data, lines * depth, run.line, run.along, run.along != 1 && ((begin | lines) & 3) == 0};
+        return {begin, lines * depth, run.line, run.along, ((begin | (run.along == 1 ? depth : lines)) & 3) == 0};
     }
     if (vectors || along == 1 || line != 1) {
-        // Neighbouring threads copy neighbours of a line.
-        const int width = vectors ? 4 : 1, pieces = vectors ? depth / 4 : depth;
-        const Divisor by_line(pieces), by_item(lines);
-#pragma unroll 2
-        for (int i = threadIdx.x; i < items * lines * pieces; i += THREADS) {
-            const int row = by_line.quotient(i), k = (i - row * pieces) * width;
-            const int item = items == 1 ? 0 : by_item.quotient(row);
-            const float* source = address(item) + (row - item * lines) * line;
-            if (vectors)
-                start_copy<16>(target + row * PITCH + k, source + k);
-            else
-                start_copy<4>(target + row * PITCH + k, source + k * along);
-        }
-        const int last = (depth + 3) & ~3;
-        if (depth < last)
-#pragma unroll 1
-            for (int row = threadIdx.x; row < items * lines; row += THREADS)
-                for (int k = depth; k < last; ++k) target[row * PITCH + k] = filler;
-        return {target, lines * PITCH, PITCH, 1, true};
+        start_lines<THREADS, PITCH>(target, vectors, items, lines, depth, line, along, filler, address);
+        return {0, lines * PITCH, PITCH, 1, true};
     }
     // Neighbouring threads copy the same k of neighbouring lines, which stay neighbours.
     const bool across = lines_of_vectors(args, matrix, lines, along, line);
@@ -119,7 +140,7 @@ __device__ __forceinline__ Part start_part(float* target, const GemmArgs& args, 
         else
             start_copy<4>(target + row * lines + l, source);
     }
-    return {target, lines * depth, 1, lines, (lines & 3) == 0};
+    return {0, lines * depth, 1, lines, (lines & 3) == 0};
 }
 
 }  // namespace tilewave

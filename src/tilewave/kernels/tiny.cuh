@@ -43,13 +43,15 @@ template <int COUNT, bool ALONG_K, int WIDTH>
 struct Reader {
     static constexpr int GROUP = Own<COUNT>::GROUP;
     static constexpr int GROUPS = COUNT / GROUP, POINTERS = ALONG_K ? COUNT : GROUPS;
-    const float* at[POINTERS];
+    const float* data;  // in shared memory
+    int at[POINTERS];
     int step;
 
-    __device__ __forceinline__ Reader(const Part& part, int item, const Own<COUNT>& own) : step(part.step) {
-        const float* const data = part.data + item * part.item_step;
+    __device__ __forceinline__ Reader(const float* data, const Part& part, int item, const Own<COUNT>& own)
+        : data(data), step(part.step) {
+        const int begin = part.begin + item * part.item_step;
 #pragma unroll
-        for (int i = 0; i < POINTERS; ++i) at[i] = data + own.line(ALONG_K ? i : i * GROUP) * part.line_step;
+        for (int i = 0; i < POINTERS; ++i) at[i] = begin + own.line(ALONG_K ? i : i * GROUP) * part.line_step;
     }
 
     // values[k][line] of the next WIDTH k.
@@ -58,10 +60,10 @@ struct Reader {
 #pragma unroll
             for (int i = 0; i < COUNT; ++i) {
                 if constexpr (WIDTH == 4) {
-                    const float4 v = *reinterpret_cast<const float4*>(at[i]);
+                    const float4 v = *reinterpret_cast<const float4*>(data + at[i]);
                     values[0][i] = v.x, values[1][i] = v.y, values[2][i] = v.z, values[3][i] = v.w;
                 } else {
-                    values[0][i] = *at[i];
+                    values[0][i] = data[at[i]];
                 }
                 at[i] += WIDTH;
             }
@@ -71,12 +73,12 @@ struct Reader {
 #pragma unroll
                 for (int k = 0; k < WIDTH; ++k) {
                     if constexpr (WIDTH == 4 && GROUP == 4) {
-                        const float4 v = *reinterpret_cast<const float4*>(at[i]);
+                        const float4 v = *reinterpret_cast<const float4*>(data + at[i]);
                         values[k][4 * i] = v.x, values[k][4 * i + 1] = v.y;
                         values[k][4 * i + 2] = v.z, values[k][4 * i + 3] = v.w;
                     } else {
 #pragma unroll
-                        for (int j = 0; j < GROUP; ++j) values[k][GROUP * i + j] = at[i][j];
+                        for (int j = 0; j < GROUP; ++j) values[k][GROUP * i + j] = data[at[i] + j];
                     }
                     at[i] += step;
                 }
@@ -88,7 +90,7 @@ struct Reader {
 template <int TM, int TN, bool A_ALONG_K, bool B_ALONG_K, int WIDTH>
 __device__ __forceinline__ void add_steps(float (&sum)[TM][TN], Reader<TM, A_ALONG_K, WIDTH> a,
                                           Reader<TN, B_ALONG_K, WIDTH> b, int depth) {
-    constexpr int AT_ONCE = WIDTH == 1 && TM * TN <= 16 ? 4 : 1;
+    constexpr int AT_ONCE = 4 / WIDTH;
 #pragma unroll AT_ONCE
     for (int k = 0; k < depth; k += WIDTH) {
         float of_a[WIDTH][TM], of_b[WIDTH][TN];
@@ -106,33 +108,37 @@ __device__ __forceinline__ void add_steps(float (&sum)[TM][TN], Reader<TM, A_ALO
 // Adds a thread's products over all of K. Lines that the patch does not have read whatever lies there; their sums are
 // not stored.
 template <bool A_ALONG_K, bool B_ALONG_K, int TM, int TN>
-__device__ __forceinline__ void add_products(float (&sum)[TM][TN], const Part& part_a, int item_a, const Own<TM>& rows,
-                                             const Part& part_b, int item_b, const Own<TN>& columns, int depth) {
+__device__ __forceinline__ void add_products(float (&sum)[TM][TN], const float* a, const Part& part_a, int item_a,
+                                             const Own<TM>& rows, const float* b, const Part& part_b, int item_b,
+                                             const Own<TN>& columns, int depth) {
     constexpr bool WIDE = (A_ALONG_K || TM % 4 == 0) && (B_ALONG_K || TN % 4 == 0);
     // Lines along K are filled up to vectors; others end with K.
     if (WIDE && part_a.vectors && part_b.vectors && ((A_ALONG_K && B_ALONG_K) || depth % 4 == 0)) {
         if constexpr (WIDE)
-            add_steps<TM, TN, A_ALONG_K, B_ALONG_K, 4>(sum, {part_a, item_a, rows}, {part_b, item_b, columns}, depth);
+            add_steps<TM, TN, A_ALONG_K, B_ALONG_K, 4>(sum, {a, part_a, item_a, rows},
+                                                       {b, part_b, item_b, columns}, depth);
     } else {
-        add_steps<TM, TN, A_ALONG_K, B_ALONG_K, 1>(sum, {part_a, item_a, rows}, {part_b, item_b, columns}, depth);
+        add_steps<TM, TN, A_ALONG_K, B_ALONG_K, 1>(sum, {a, part_a, item_a, rows},
+                                                   {b, part_b, item_b, columns}, depth);
     }
 }
 
-// Stores alpha times a thread's sums of one row, by 16 bytes where its groups of columns are `vectors`.
-template <int TN>
-__device__ __forceinline__ void store_line(float* line, Index step, const float (&sum)[TN], float alpha,
-                                           const Own<TN>& own, int columns, bool vectors) {
+// Puts a thread's values of one row in their places, `step` apart, by 16 bytes where its groups of columns are
+// `vectors`.
+template <int TN, typename Step>
+__device__ __forceinline__ void put_line(float* line, Step step, const float (&values)[TN], const Own<TN>& own,
+                                         int columns, bool vectors) {
 #pragma unroll
     for (int j = 0; j < TN; j += Own<TN>::GROUP) {
         if constexpr (Own<TN>::GROUP == 4)
             if (vectors && own.line(j) + 3 < columns) {
-                store_vector(line + own.line(j), alpha * sum[j], alpha * sum[j + 1], alpha * sum[j + 2],
-                             alpha * sum[j + 3]);
+                *reinterpret_cast<float4*>(line + own.line(j)) =
+                    make_float4(values[j], values[j + 1], values[j + 2], values[j + 3]);
                 continue;
             }
 #pragma unroll
         for (int i = j; i < j + Own<TN>::GROUP; ++i)
-            if (own.line(i) < columns) line[own.line(i) * step] = alpha * sum[i];
+            if (own.line(i) < columns) line[own.line(i) * step] = values[i];
     }
 }
 
@@ -152,6 +158,7 @@ __global__ void __launch_bounds__(tiny_threads(BM, BN, TM, TN, ITEMS),
         const int depth = args.k;
         const Patch patch = walk.patch;
         if (__builtin_expect(!one_axis, 0)) {
+#pragma unroll 1
             for (int i = threadIdx.x; i < patch.items; i += THREADS) table[i] = offsets_of(args, patch.item + i);
             __syncthreads();
         }
@@ -180,13 +187,17 @@ __global__ void __launch_bounds__(tiny_threads(BM, BN, TM, TN, ITEMS),
             const int item_a = one_a ? 0 : item, item_b = one_b ? 0 : item;
             if (part_a.along_k()) {
                 if (part_b.along_k())
-                    add_products<true, true>(sum, part_a, item_a, rows, part_b, item_b, columns, depth);
+                    add_products<true, true>(sum, shared, part_a, item_a, rows, b_shared, part_b, item_b, columns,
+                                             depth);
                 else
-                    add_products<true, false>(sum, part_a, item_a, rows, part_b, item_b, columns, depth);
+                    add_products<true, false>(sum, shared, part_a, item_a, rows, b_shared, part_b, item_b, columns,
+                                              depth);
             } else if (part_b.along_k()) {
-                add_products<false, true>(sum, part_a, item_a, rows, part_b, item_b, columns, depth);
+                add_products<false, true>(sum, shared, part_a, item_a, rows, b_shared, part_b, item_b, columns,
+                                          depth);
             } else {
-                add_products<false, false>(sum, part_a, item_a, rows, part_b, item_b, columns, depth);
+                add_products<false, false>(sum, shared, part_a, item_a, rows, b_shared, part_b, item_b, columns,
+                                           depth);
             }
         }
 
@@ -208,9 +219,11 @@ __global__ void __launch_bounds__(tiny_threads(BM, BN, TM, TN, ITEMS),
                 const bool vectors = TN % 4 == 0 && columns.near == 1 && (args.flags & OUT_VECTORS) != 0;
 #pragma unroll
                 for (int i = 0; i < TM; ++i) {
-                    float* const line = out + rows.line(i) * args.out.row;
-                    if (rows.line(i) < where.rows) store_line(line, args.out.column, sum[i], alpha, columns,
-                                                              where.columns, vectors);
+#pragma unroll
+                    for (int j = 0; j < TN; ++j) sum[i][j] *= alpha;
+                    if (rows.line(i) < where.rows)
+                        put_line(out + rows.line(i) * args.out.row, args.out.column, sum[i], columns, where.columns,
+                                 vectors);
                 }
             }
             continue;
@@ -218,13 +231,13 @@ __global__ void __launch_bounds__(tiny_threads(BM, BN, TM, TN, ITEMS),
         __syncthreads();
         if (item < where.items) {
             float* const sums = shared + begin + item * size;
+            // Whole vectors of every row, of every item, where its columns are neighbours.
+            const bool vectors =
+                TN % 4 == 0 && columns.near == 1 && run.along == 1 && ((begin | where.columns) & 3) == 0;
 #pragma unroll
             for (int i = 0; i < TM; ++i)
-#pragma unroll
-                for (int j = 0; j < TN; ++j) {
-                    const int r = rows.line(i), c = columns.line(j);
-                    if (r < where.rows && c < where.columns) sums[r * run.line + c * run.along] = sum[i][j];
-                }
+                if (rows.line(i) < where.rows)
+                    put_line(sums + rows.line(i) * run.line, run.along, sum[i], columns, where.columns, vectors);
         }
         __syncthreads();
         if (flat) {

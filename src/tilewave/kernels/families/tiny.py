@@ -44,18 +44,20 @@ def _instance(bm: int, bn: int, bk: int, tm: int, tn: int, items: int, reason: s
 
 
 _ITEM_RUNS = (
-    _instance(4, 4, 4, 4, 2, 128, "batches up to 4 x 4 x 4: rotations, small blocks"),
+    _instance(4, 4, 4, 4, 4, 128, "batches up to 4 x 4 x 4: rotations, small blocks"),
     _instance(1, 32, 8, 1, 4, 16, "batches of vectors up to 8 long times matrices"),
     _instance(8, 8, 8, 4, 4, 32, "batches up to 8 x 8 x 8"),
     _instance(16, 16, 16, 4, 4, 8, "batches up to 16 x 16 x 16"),
-    _instance(24, 24, 24, 4, 4, 3, "batches up to 24 x 24 x 24: the blocks of sparse matrices"),
+    _instance(24, 24, 24, 3, 8, 5, "batches up to 24 x 24 x 24: the blocks of sparse matrices"),
     _instance(32, 32, 32, 4, 4, 2, "batches up to 32 x 32 x 32"),
-    _instance(64, 64, 64, 8, 8, 1, "batches up to 64 x 64 x 64"),
+    _instance(64, 64, 64, 8, 4, 1, "batches up to 64 x 64 x 64"),
 )
 _PANELS = (
-    _instance(1024, 4, 4, 4, 4, 1, "tall matrices times one up to 4 x 4: points turned by a rotation"),
+    _instance(2048, 4, 4, 8, 4, 1, "tall matrices times one up to 4 x 4: points turned by a rotation"),
+    _instance(128, 16, 4, 4, 4, 1, "tall matrices times one up to 4 x 16: outer products"),
     _instance(256, 16, 16, 4, 4, 1, "tall matrices times one up to 16 x 16"),
     _instance(64, 64, 32, 4, 4, 1, "tall matrices times one up to 32 x 64: small layers of a network"),
+    _instance(128, 64, 32, 8, 4, 1, "the same, where C has many of these tiles"),
 )
 _INSTANCES = _ITEM_RUNS + _PANELS
 
