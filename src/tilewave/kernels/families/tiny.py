@@ -68,12 +68,12 @@ def instances() -> tuple[Instance, ...]:
 
 
 def matching(problem: GemmProblem) -> tuple[Instance, ...]:
-    """The two smallest instances that hold an item of a batch; or the panel that suits a tall matrix."""
+    """The two smallest instances that hold an item of a batch; or the two first panels that suit a tall matrix."""
     if not problem.product:
         return ()
     if problem.m > MOST_ITEM:
         wide_enough = (i for i in _PANELS if problem.n <= i.bn and problem.k <= i.bk)
-        return tuple(wide_enough)[:1]
+        return tuple(wide_enough)[:2]
     if problem.batches < 2:
         return ()
     return tuple(i for i in _ITEM_RUNS if problem.m <= i.bm and problem.n <= i.bn and problem.k <= i.bk)[:2]
