@@ -13,7 +13,7 @@ from tilewave.compiler.sass.emit import Order, emit
 from tilewave.compiler.sass.registers import base_of
 from tilewave.compiler.sass.verify import Rejected
 from tilewave.emulator.sass import Instruction, decode
-from tilewave.emulator.sass.instruction import NO_SCOREBOARD
+from tilewave.emulator.sass.instruction import NO_SCOREBOARD, RESERVED_REGISTERS
 from tilewave.emulator.sass.operands import Register
 from tilewave.errors import UnknownInstructionError
 from tilewave.kernels.instances import Instance
@@ -428,6 +428,7 @@ def test_registers_beyond_the_kernels_count(rng: Generator) -> None:
     instance = shared_instance(rng)
     kernel, loop = compiled(instance), emitted(instance)
     largest = max(index for one in loop for kind, index in one.reads + one.writes if kind == "R")
-    judge(kernel, loop, largest + 1)
-    with pytest.raises(Rejected, match=f"uses R{largest}, but a thread has {largest} registers"):
-        judge(kernel, loop, largest)
+    judge(kernel, loop, largest + 1 + RESERVED_REGISTERS)
+    for registers in (largest, largest + 1, largest + RESERVED_REGISTERS):
+        with pytest.raises(Rejected, match=f"uses R{largest}, but a thread has {registers} registers"):
+            judge(kernel, loop, registers)

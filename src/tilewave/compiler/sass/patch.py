@@ -16,7 +16,8 @@ _SIZED = 0x04
 def with_words(cubin: Cubin, symbol: str, first: int, words: Sequence[int], registers: int) -> Cubin:
     """A copy of the cubin whose kernel has `words` from instruction `first` on and takes `registers`.
 
-    `registers` is the count per thread (the largest number used, plus one); it is only ever raised.
+    `registers` is the count per thread (the largest number used, plus one and `RESERVED_REGISTERS`); it is
+    only ever raised.
     """
     code = bytearray(cubin.function(symbol).code)
     start = first * INSTRUCTION_BYTES

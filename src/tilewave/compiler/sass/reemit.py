@@ -14,6 +14,7 @@ from tilewave.compiler.sass.patch import with_words
 from tilewave.compiler.sass.register_file import RegisterFileScore, score
 from tilewave.compiler.sass.verify import Rejected, Verifier
 from tilewave.emulator.sass import Cubin, decode, decode_function
+from tilewave.emulator.sass.instruction import RESERVED_REGISTERS
 from tilewave.errors import EmulationError
 
 _DEFAULT_SPACING = Spacing()
@@ -94,7 +95,7 @@ def _attempt(cubin: Cubin, symbol: str, multiply_adds: int, spacing: Spacing) ->
     before = score(loop)
     if predicted.cycles >= before.cycles:
         return Reemitted(None, "no order of the loop is predicted to be faster than the compiler's")
-    used = 1 + max(
+    used = RESERVED_REGISTERS + 1 + max(
         index
         for word in words
         for one in [decode(word, 0, cubin.sm)]

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 
 from tilewave.compiler.sass.mapping import QUAD, require
 from tilewave.emulator.sass import Instruction
+from tilewave.emulator.sass.instruction import RESERVED_REGISTERS
 from tilewave.emulator.sass.operands import Address, Operand, Register
 
 _STACK_POINTER = 1
-_REGISTERS = 255  # the last, R255, is RZ
+_REGISTERS = 255 - RESERVED_REGISTERS  # R255 is RZ
 
 
 class FreeRegisters:
