@@ -39,12 +39,13 @@ __device__ __forceinline__ bool add_pieces(const GemmArgs& args, const WorkItem&
     const int run = pieces > ALONE ? run_of(pieces) : pieces, in_run = run == pieces ? 0 : piece & -run;
     // Sums are added in the order of the pieces; of two pieces the order makes no difference.
     const bool first_in_order = KEEPS_OWN && run == pieces && (piece == 0 || pieces == 2);
-    const bool keeps_own = first_in_order && others_arrived(args.tickets, work, flag);
+    // An int, like what the loop below runs by: of a bool, half a register, ptxas would keep the other half's old value.
+    const int keeps_own = first_in_order && others_arrived(args.tickets, work, flag);
     // First the piece's run, if that is not all of them, then the runs.
     WorkItem arrival;
     Index slot = work.slot;
 #pragma unroll 1
-    for (bool of_runs = run == pieces;; of_runs = true) {
+    for (int of_runs = run == pieces;; of_runs = 1) {
         const Pieces added = {of_runs ? 0 : in_run, of_runs ? pieces : min(in_run + run, pieces),
                               of_runs && run < pieces ? run : 1};
         if (!keeps_own) {
@@ -74,8 +75,9 @@ __device__ __forceinline__ float4 load_partial_if(bool wanted, const char* sourc
     return v;
 }
 
-// The sum of four neighbouring partial sums, `offset` floats into their slots of SLOT floats, over pieces.
-template <int SLOT>
+// The sum of four neighbouring partial sums, `offset` floats into their slots of SLOT floats, over pieces; AT_ONCE loads
+// are on their way.
+template <int SLOT, int AT_ONCE = PIECES_AT_ONCE>
 __device__ __forceinline__ float4 sum_of_pieces(const GemmArgs& args, const WorkItem& work, Pieces pieces, int offset) {
     float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     // As slot_of() has it: pieces lie evenly apart, but a walk's first.
@@ -88,16 +90,16 @@ __device__ __forceinline__ float4 sum_of_pieces(const GemmArgs& args, const Work
     int left = pieces.begin < pieces.end ? (pieces.end - pieces.begin + pieces.step - 1) / pieces.step : 0;
     Index before = walk && pieces.begin == 0 ? SLOT * sizeof(float) : 0;
 #pragma unroll 1
-    for (; left > 0; left -= PIECES_AT_ONCE) {
-        float4 values[PIECES_AT_ONCE];
+    for (; left > 0; left -= AT_ONCE) {
+        float4 values[AT_ONCE];
 #pragma unroll
-        for (int i = 0; i < PIECES_AT_ONCE; ++i) {
+        for (int i = 0; i < AT_ONCE; ++i) {
             values[i] = load_partial_if(i < left, at + before);
             at += step;
             before = 0;
         }
 #pragma unroll
-        for (int i = 0; i < PIECES_AT_ONCE; ++i)
+        for (int i = 0; i < AT_ONCE; ++i)
             if (i < left) total = total + values[i];
     }
     return total;

@@ -58,9 +58,9 @@ __device__ __forceinline__ Index batch_offset(const Matrix& matrix, Index outer,
 __device__ __forceinline__ Item item_of(const GemmArgs& args, Index index) {
     Index outer = 0, middle = 0, inner = index;
     if (args.batch[0] * args.batch[1] != 1) {  // spares the divisions where there is one axis
-        Index rest = index / args.batch[2];
+        Index rest = quotient(index, args.batch[2]);
         inner = index - rest * args.batch[2];
-        outer = rest / args.batch[1];
+        outer = quotient(rest, args.batch[1]);
         middle = rest - outer * args.batch[1];
     }
     Item item;

@@ -16,7 +16,7 @@
 #pragma once
 
 #include "copy.cuh"
-#include "tile_output.cuh"
+#include "combining.cuh"
 #include "tile_task.cuh"
 
 namespace tilewave {
@@ -287,28 +287,24 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32, MIN_BLOCKS) large_tile(
         if (task->work.slot >= 0) {
             constexpr int TILE = BM * BN;
             float* const slots = args.partials + 4 * thread_index();
-            // Sums are added in the order of the pieces; of two pieces the order makes no difference.
-            const bool first_in_order = task->work.piece == 0 || task->work.pieces == 2;
-            const bool keeps_own = first_in_order && others_arrived(args.tickets, task->work, &task->last);
-            if (!keeps_own) {
+            const auto publish = [&](Index slot) {
 #pragma unroll
                 for (int i = 0; i < TM; ++i)
 #pragma unroll
                     for (int j = 0; j < TN; j += 4)
-                        store_vector(slots + task->work.slot * TILE + (i * TN + j) * THREADS, sum[i][j], sum[i][j + 1],
+                        store_vector(slots + slot * TILE + (i * TN + j) * THREADS, sum[i][j], sum[i][j + 1],
                                      sum[i][j + 2], sum[i][j + 3]);
-                finishes = arrives_last(args.tickets, task->work, &task->last);
-                if (finishes) {
+            };
+            const auto add = [&](Pieces pieces, int kept) {
+                if (kept < 0) {
 #pragma unroll
                     for (int i = 0; i < TM; ++i)
 #pragma unroll
                         for (int j = 0; j < TN; ++j) sum[i][j] = -0.0f;  // added to anything it changes nothing
                 }
-            }
-            if (finishes) {
 #pragma unroll 1
-                for (int piece = 0; piece < static_cast<int>(task->work.pieces); ++piece) {
-                    if (keeps_own && piece == task->work.piece) continue;
+                for (int piece = pieces.begin; piece < pieces.end; piece += pieces.step) {
+                    if (piece == kept) continue;
                     const float* const source = slots + slot_of(args.cut, task->work, piece) * TILE;
 #pragma unroll
                     for (int i = 0; i < TM; ++i)
@@ -321,7 +317,8 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32, MIN_BLOCKS) large_tile(
                             sum[i][j + 3] += v.w;
                         }
                 }
-            }
+            };
+            finishes = add_pieces<16, true>(args, task->work, &task->last, publish, add);
         }
 
         const LargePlace own(WARPS_N);
@@ -357,9 +354,8 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32, MIN_BLOCKS) large_tile(
                             make_float4(sum[i][j], sum[i][j + 1], sum[i][j + 2], sum[i][j + 3]);
                 }
                 __syncthreads();
-                const Index first_row = row0 + part * 16;
-                store_sums<WARPS_M * 16, BN, THREADS>(args, item, window, column0, shared,
-                                                      [=](int r) { return first_row + r / 16 * WARP + r % 16; });
+                store_sums<BN, THREADS>(args, item, window, column0, shared,
+                                        SumRows<WARPS_M * 16, 16, WARP>{row0 + part * 16});
             }
         }
         __syncthreads();  // before the next tile's first slice takes the place of what is read here

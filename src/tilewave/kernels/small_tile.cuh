@@ -9,8 +9,8 @@
 // go without any check.
 #pragma once
 
+#include "combining.cuh"
 #include "copy.cuh"
-#include "tile_output.cuh"
 #include "tile_task.cuh"
 
 namespace tilewave {
@@ -189,7 +189,10 @@ __device__ __forceinline__ void small_tile_block(const GemmArgs& args, Task& tas
 #pragma unroll
                 for (int i = 0; i < TM; ++i)
 #pragma unroll
-                    for (int j = 0; j < TN; ++j) sum[i][j] = __fmaf_rn(a_values[kk][i], b_values[kk][j], sum[i][j]);
+                    for (int j = 0; j < TN; ++j) {
+                        const int at = i % 2 ? TN - 1 - j : j;  // back and forth: neighbours share an operand
+                        sum[i][at] = __fmaf_rn(a_values[kk][i], b_values[kk][at], sum[i][at]);
+                    }
         };
         int stage = 0;
 #pragma unroll 1
@@ -244,35 +247,35 @@ __device__ __forceinline__ void small_tile_block(const GemmArgs& args, Task& tas
         const WorkItem work = task.work;
         const bool shared_tile = work.slot >= 0;
         bool finishes = true;
-        if (GROUPS > 1 || shared_tile) {
-            float* const partial = args.partials + work.slot * TILE;
+        if constexpr (GROUPS > 1)
             for (int i = 4 * thread_index(); i < TILE; i += 4 * THREADS) {
                 float4 total = *reinterpret_cast<const float4*>(shared + i);
 #pragma unroll
                 for (int g = 1; g < GROUPS; ++g)
                     total = total + *reinterpret_cast<const float4*>(shared + g * TILE + i);
-                if (shared_tile)
-                    store_vector(partial + i, total.x, total.y, total.z, total.w);
-                else
-                    *reinterpret_cast<float4*>(shared + i) = total;
+                *reinterpret_cast<float4*>(shared + i) = total;
             }
-        }
         if (shared_tile) {
-            finishes = arrives_last(args.tickets, work, &task.last);
-            if (finishes)
+            const auto publish = [&](Index slot) {
                 for (int i = 4 * thread_index(); i < TILE; i += 4 * THREADS) {
-                    float4 total = load_partial(args.partials + slot_of(args.cut, work, 0) * TILE + i);
-                    for (Index piece = 1; piece < work.pieces; ++piece)
-                        total = total + load_partial(args.partials + slot_of(args.cut, work, piece) * TILE + i);
-                    *reinterpret_cast<float4*>(shared + i) = total;
+                    const float4 v = *reinterpret_cast<const float4*>(shared + i);
+                    store_vector(args.partials + slot * TILE + i, v.x, v.y, v.z, v.w);
                 }
+            };
+            // Where three blocks of 256 threads share an SM, their registers hold no more.
+            constexpr int AT_ONCE = TILE <= 4 * THREADS ? PIECES_AT_ONCE / 2 : PIECES_AT_ONCE;
+            const auto add = [&](Pieces pieces, int) {
+                for (int i = 4 * thread_index(); i < TILE; i += 4 * THREADS)
+                    *reinterpret_cast<float4*>(shared + i) = sum_of_pieces<TILE, AT_ONCE>(args, work, pieces, i);
+            };
+            finishes = add_pieces<16, false>(args, work, &task.last, publish, add);
         }
         if (GROUPS > 1 || shared_tile) __syncthreads();
         if (finishes) {
             const Item item = item_of(args, task.place.batch);
             const Index row0 = task.place.row * BM, column0 = task.place.column * BN;
             const Window window = {row0, args.m, column0, args.n};
-            store_sums<BM, BN, THREADS>(args, item, window, column0, shared, [=](int r) { return row0 + r; });
+            store_sums<BN, THREADS>(args, item, window, column0, shared, SumRows<BM, BM, BM>{row0});
         }
         __syncthreads();  // before the next tile's slices take the sums' place
     }

@@ -41,24 +41,43 @@ struct WorkItem {
 
 __device__ __forceinline__ Index smaller(Index a, Index b) { return a < b ? a : b; }
 
+// number / divisor, of which the one is not negative and the other positive. In 32 bits, if they fit: the compiler's own
+// division of 64 bits is long and calls a routine, and every block would wait for its instructions.
+__device__ __forceinline__ Index quotient(Index number, Index divisor) {
+    if (((number | divisor) >> 32) == 0) return static_cast<unsigned>(number) / static_cast<unsigned>(divisor);
+    unsigned long long rest = 0, result = number;
+    int bits;
+    asm volatile("mov.u32 %0, 64;" : "=r"(bits));  // known, it would be a reason to unroll what hardly ever runs
+#pragma unroll 1
+    for (; bits > 0; --bits) {
+        rest = rest << 1 | result >> 63;
+        result <<= 1;
+        if (rest >= divisor) {
+            rest -= divisor;
+            ++result;
+        }
+    }
+    return result;
+}
+
 // Where `part` begins when `total` is cut into `parts` even parts, the longer first.
 __device__ __forceinline__ Index even_begin(Index total, Index parts, Index part) {
-    Index base = total / parts;
+    Index base = quotient(total, parts);
     Index longer = total - base * parts;
     return part * base + smaller(part, longer);
 }
 
 // The part that holds `position`; no part may be empty.
 __device__ __forceinline__ Index even_owner(Index total, Index parts, Index position) {
-    Index base = total / parts;
+    Index base = quotient(total, parts);
     Index longer = total - base * parts;
     Index in_longer = longer * (base + 1);
-    if (position < in_longer) return position / (base + 1);
-    return longer + (position - in_longer) / base;
+    if (position < in_longer) return quotient(position, base + 1);
+    return longer + quotient(position - in_longer, base);
 }
 
 __device__ __forceinline__ Index slices_of(const Decomposition& d) {
-    return d.k > d.depth ? (d.k - 1) / d.depth + 1 : 1;
+    return d.k > d.depth ? quotient(d.k - 1, d.depth) + 1 : 1;
 }
 
 __device__ __forceinline__ WorkItem make_item(const Decomposition& d, Index tile, Index begin, Index end,
@@ -71,6 +90,19 @@ __device__ __forceinline__ WorkItem make_item(const Decomposition& d, Index tile
     item.pieces = pieces;
     item.slot = slot;
     item.ticket = ticket;
+    return item;
+}
+
+// The one item of a block that computes a tile alone.
+__device__ __forceinline__ WorkItem whole_item(const Decomposition& d, Index tile) {
+    WorkItem item;
+    item.tile = tile;
+    item.k_begin = 0;
+    item.k_end = d.k;
+    item.piece = 0;
+    item.pieces = 1;
+    item.slot = -1;
+    item.ticket = -1;
     return item;
 }
 
@@ -97,10 +129,10 @@ struct Walk {
         Index cut_tiles = d.tiles - d.whole_tiles;
         Index index = block - d.whole_tiles;
         if (index < 0) {
-            item = make_item(d, block, 0, slices, 0, 1, -1, -1);
+            item = whole_item(d, block);
             position = run_end;
         } else if (d.walkers == 0) {
-            Index piece = index / cut_tiles;
+            Index piece = quotient(index, cut_tiles);
             Index cut = index - piece * cut_tiles;
             bool shared = d.pieces > 1;
             item = make_item(d, d.whole_tiles + cut, even_begin(slices, d.pieces, piece),
@@ -109,7 +141,7 @@ struct Walk {
             position = run_end;
         } else {
             Index total = cut_tiles * slices;
-            Index cut = position / slices;
+            Index cut = quotient(position, slices);
             Index tile_begin = cut * slices;
             Index end = smaller(run_end, tile_begin + slices);
             Index first = even_owner(total, d.walkers, tile_begin);
@@ -139,15 +171,16 @@ struct TilePlace {
 };
 
 __device__ __forceinline__ TilePlace place_of(Index tile, Index tiles_m, Index tiles_n, Index band) {
-    TilePlace place;
-    Index per_batch = tiles_m * tiles_n;
-    place.batch = tile / per_batch;
-    Index within = tile - place.batch * per_batch;
-    Index per_band = band * tiles_n;
-    Index first_row = within / per_band * band;
-    Index offset = within - first_row * tiles_n;
-    Index rows = smaller(band, tiles_m - first_row);
-    place.column = offset / rows;
+    // Divisions take long, and every block waits for them: the first band of the first item needs one at most.
+    TilePlace place = {0, 0, 0};
+    const Index per_batch = tiles_m * tiles_n, per_band = band * tiles_n;
+    if (tile >= per_batch) place.batch = quotient(tile, per_batch);
+    const Index within = tile - place.batch * per_batch;
+    Index first_row = 0;
+    if (within >= per_band) first_row = quotient(within, per_band) * band;
+    const Index offset = within - first_row * tiles_n;
+    const Index rows = smaller(band, tiles_m - first_row);
+    place.column = rows == 1 ? offset : quotient(offset, rows);
     place.row = first_row + offset - place.column * rows;
     return place;
 }
@@ -168,9 +201,9 @@ __device__ __forceinline__ bool arrives_last(unsigned int* tickets, const WorkIt
     return is_last;
 }
 
-// Called by all threads of a block before they store the partial sums of a piece: true in every thread if the blocks of
+// Called by all threads of a block before they store the partial sums of a piece: not 0 in every thread if the blocks of
 // all other pieces have arrived. Then their slots may be read, the counter is 0 again, and this block need not arrive.
-__device__ __forceinline__ bool others_arrived(unsigned int* tickets, const WorkItem& item, int* flag) {
+__device__ __forceinline__ int others_arrived(unsigned int* tickets, const WorkItem& item, int* flag) {
     if (threadIdx.x == 0) {
         unsigned int* const counter = tickets + item.ticket;
         bool all = atomicAdd(counter, 0u) == static_cast<unsigned int>(item.pieces) - 1;
@@ -178,7 +211,7 @@ __device__ __forceinline__ bool others_arrived(unsigned int* tickets, const Work
         *flag = all;
     }
     __syncthreads();
-    bool all = *flag != 0;
+    int all = *flag;
     __threadfence();  // no partial sum is read before the counter was
     return all;
 }
