@@ -95,13 +95,14 @@ def _attempt(cubin: Cubin, symbol: str, multiply_adds: int, spacing: Spacing) ->
     before = score(loop)
     if predicted.cycles >= before.cycles:
         return Reemitted(None, "no order of the loop is predicted to be faster than the compiler's")
-    used = RESERVED_REGISTERS + 1 + max(
+    largest = max(
         index
         for word in words
         for one in [decode(word, 0, cubin.sm)]
         for kind, index in one.writes + one.reads
         if kind == "R"
     )
+    used = largest + 1 + RESERVED_REGISTERS
     # More registers than the compiler took cost nothing within the step by which they are allocated.
     limit = min(_MOST_REGISTERS, -(-function.registers // _ALLOCATED_BY) * _ALLOCATED_BY)
     if used > limit:
