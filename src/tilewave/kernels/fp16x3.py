@@ -38,7 +38,8 @@ _INDEX_LIMIT = 1 << 31
 
 _PACK_THREADS, _PACK_WARPS = 512, 16
 _SCAN_ROWS, _PACK_ROWS = 128, 32
-_COLUMNS_ROWS, _COLUMNS_K = 16, 1024
+_COLUMNS_ROWS, _COLUMNS_WARP_K = 16, 64
+_COLUMNS_K = _PACK_WARPS * _COLUMNS_WARP_K
 _WARP_HOLDS = 1024
 """Elements of a row along K that a warp holds in registers."""
 
@@ -180,6 +181,12 @@ class UnpackedOperand:
         return -(-self.intervals * INTERVAL // _COLUMNS_K)
 
     @property
+    def columns_threads(self) -> int:
+        """Threads of a block that packs in one pass: a short K needs few, and more blocks fit."""
+        warps = -(-self.intervals * INTERVAL // _COLUMNS_WARP_K)
+        return 32 * min(_PACK_WARPS, 1 << (warps - 1).bit_length())
+
+    @property
     def readings(self) -> int:
         """How often packing reads the operand out of device memory."""
         return 1 if self.along_k or self.in_one_pass else 2
@@ -318,7 +325,10 @@ def refusal(problem: GemmProblem) -> str | None:
     a, b = operands_of(problem)
     tiles = problem.batches * -(-problem.m // SMALL.bm) * -(-problem.n // SMALL.bn)
     most = max(a.packed_rows + LARGE.bm, b.packed_rows + LARGE.bn, tiles, a.scan_blocks + b.scan_blocks)
-    if max(most, a.pack_blocks + b.pack_blocks + LARGEST_CLUSTER) >= _INDEX_LIMIT:
+    if (
+        max(most, a.pack_blocks + b.pack_blocks, a.packed_rows + b.packed_rows + LARGEST_CLUSTER)
+        >= _INDEX_LIMIT
+    ):
         return "it has more rows, columns or tiles than a 32-bit index holds"
     return None
 
@@ -366,7 +376,8 @@ def pack_arguments(
     for operand, address, target, scratch in operands:
         scan, pack = operand.scan_blocks, operand.pack_blocks
         if clusters and operand.along_k:  # packed beside the columns, in whole clusters of that kernel
-            scan, pack = 0, -(-scan // clusters[0]) * clusters[0]
+            rows = operand.columns_threads // 32 // operand.warps
+            scan, pack = 0, -(-operand.packed_rows // (rows * clusters[0])) * clusters[0]
         block += _UNPACKED.pack(
             address,
             operand.row,

@@ -1,7 +1,7 @@
 // The pre-pass of "fp16x3" in one step, with one reading and one writing of device memory. Rows along K are packed as
 // fp16x3_rows.cuh does it. Where packed rows are neighbours and K is not too long for a cluster, its blocks share K:
 // each holds its part of a strip of rows in registers, tells the others the largest magnitudes, and splits when it knows
-// those of the whole rows.
+// those of the whole rows. Where K is short, blocks have fewer threads, so that none has nothing to do.
 #pragma once
 
 #include "fp16x3_hopper.cuh"
@@ -59,7 +59,7 @@ static_assert(LARGEST_CLUSTER * COLUMNS_K < 1 << 16, "counts of a row fit in a w
 __device__ __forceinline__ void pack_columns(const Unpacked& operand, int index, StripMemory& shared) {
     cluster_arrive();
     const int rank = cluster_rank(), cluster = operand.cluster, rows = static_cast<int>(operand.rows);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
     const int strips = (rows + COLUMNS_ROWS - 1) / COLUMNS_ROWS, item = index < strips ? 0 : index / strips;
     const int first_row = (index - item * strips) * COLUMNS_ROWS, row = first_row + lane % ACROSS * 4;
     const int k = rank * COLUMNS_K + warp * WARP_K + lane / ACROSS * 8;
@@ -80,7 +80,8 @@ __device__ __forceinline__ void pack_columns(const Unpacked& operand, int index,
     if (threadIdx.x < COLUMNS_ROWS) {
         unsigned largest = 0;
 #pragma unroll
-        for (int i = 0; i < PACK_WARPS; ++i) largest = larger(largest, shared.of_warps[i][threadIdx.x]);
+        for (int i = 0; i < PACK_WARPS; ++i)
+            if (i < warps) largest = larger(largest, shared.of_warps[i][threadIdx.x]);
         for (int block = 0; block < cluster; ++block)
             store_in_block(&shared.of_blocks[rank][threadIdx.x], block, largest);
     }
@@ -108,7 +109,8 @@ __device__ __forceinline__ void pack_columns(const Unpacked& operand, int index,
     if (threadIdx.x < COLUMNS_ROWS) {
         unsigned sum = 0;
 #pragma unroll
-        for (int i = 0; i < PACK_WARPS; ++i) sum += shared.of_warps[i][threadIdx.x];
+        for (int i = 0; i < PACK_WARPS; ++i)
+            if (i < warps) sum += shared.of_warps[i][threadIdx.x];
         store_in_block(&shared.counts[rank][threadIdx.x], 0, sum);
     }
     cluster_barrier();

@@ -30,7 +30,8 @@ __device__ __forceinline__ void load_along_k(const Unpacked& operand, const floa
 __device__ __forceinline__ void pack_rows(const Unpacked& operand, int block, unsigned* shared) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, threads = operand.warps * 32;
     const int own = warp / operand.warps, position = threadIdx.x - own * threads;
-    const int rows = static_cast<int>(operand.rows), packed_row = block * (PACK_WARPS / operand.warps) + own;
+    const int rows_of_block = static_cast<int>(blockDim.x) / 32 / operand.warps;
+    const int rows = static_cast<int>(operand.rows), packed_row = block * rows_of_block + own;
     const bool exists = packed_row < operand.items() * rows;
     const int item = exists && packed_row >= rows ? packed_row / rows : 0;
     const float* row = item_data(operand, item) + (exists ? packed_row - item * rows : 0) * operand.row;

@@ -49,7 +49,7 @@ class Launch:
             cuda = bindings()
             config = self._config = cuda.CUlaunchConfig()
             config.gridDimX, config.gridDimY, config.gridDimZ = step.blocks, 1, 1
-            config.blockDimX, config.blockDimY, config.blockDimZ = step.instance.threads, 1, 1
+            config.blockDimX, config.blockDimY, config.blockDimZ = step.threads, 1, 1
             config.sharedMemBytes = step.instance.shared_bytes
             config.attrs, config.numAttrs = attributes, len(attributes)
 
@@ -61,7 +61,7 @@ class Launch:
             driver._call("cuLaunchKernelEx", self._config, self._handle, parameters, 0)
             return
         step = self._step
-        shape = (step.blocks, 1, 1, step.instance.threads, 1, 1, step.instance.shared_bytes)
+        shape = (step.blocks, 1, 1, step.threads, 1, 1, step.instance.shared_bytes)
         driver._call("cuLaunchKernel", self._handle, *shape, stream, parameters, 0)
 
 

@@ -27,7 +27,7 @@ def run_step(step: Step, memory: Memory, **options: Any) -> LaunchResult:
         program.ptx,
         kernel.symbol,
         (step.blocks, 1, 1),
-        (step.instance.threads, 1, 1),
+        (step.threads, 1, 1),
         list(step.arguments),
         memory,
         dynamic_shared_bytes=step.instance.shared_bytes,

@@ -22,12 +22,14 @@ Encoder = Callable[[TensorMap], bytes]
 @dataclass(frozen=True, slots=True)
 class Step:
     """A launch: ``arguments`` are the bytes of each parameter, ``early`` whether it may start while the one
-    before it still runs, which it waits for by itself; ``cluster`` blocks form a cluster."""
+    before it still runs, which it waits for by itself; ``cluster`` blocks of ``threads`` threads form a
+    cluster."""
 
     instance: Instance
     blocks: int
     arguments: tuple[bytes, ...]
     early: bool
+    threads: int
     cluster: int = 1
 
 
@@ -82,7 +84,14 @@ def steps(
     )
     return [
         *packing_steps(to_pack),
-        Step(plan.instance, plan.blocks, (*maps, *arguments), early=bool(to_pack), cluster=cluster),
+        Step(
+            plan.instance,
+            plan.blocks,
+            (*maps, *arguments),
+            early=bool(to_pack),
+            threads=plan.instance.threads,
+            cluster=cluster,
+        ),
     ]
 
 
@@ -93,9 +102,18 @@ def packing_steps(operands: list[tuple[UnpackedOperand, int, PackedAddresses, in
     arguments, scan_blocks, pack_blocks = fp16x3.pack_arguments(operands)
     found = []
     if scan_blocks:
-        found.append(Step(fp16x3.SCAN, scan_blocks, (arguments,), early=False))
+        found.append(Step(fp16x3.SCAN, scan_blocks, (arguments,), early=False, threads=fp16x3.SCAN.threads))
     if pack_blocks:
-        clusters = [operand.cluster for operand, *_ in operands if operand.in_one_pass]
-        instance, cluster = (fp16x3.COLUMNS, clusters[0]) if clusters else (fp16x3.PACK, 1)
-        found.append(Step(instance, pack_blocks, (arguments,), early=bool(found), cluster=cluster))
+        in_one_pass = [operand for operand, *_ in operands if operand.in_one_pass]
+        if in_one_pass:
+            instance, cluster, threads = (
+                fp16x3.COLUMNS,
+                in_one_pass[0].cluster,
+                in_one_pass[0].columns_threads,
+            )
+        else:
+            instance, cluster, threads = fp16x3.PACK, 1, fp16x3.PACK.threads
+        found.append(
+            Step(instance, pack_blocks, (arguments,), early=bool(found), threads=threads, cluster=cluster)
+        )
     return found
