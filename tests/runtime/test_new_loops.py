@@ -22,6 +22,7 @@ from tilewave.compiler.records import Kernel
 from tilewave.compiler.register_pass import OFF_SWITCH, pass_outcome
 from tilewave.device import DeviceSpec, get_spec
 from tilewave.errors import CaptureError
+from tilewave.kernels import new_loops
 from tilewave.kernels.build import compile_instance
 from tilewave.kernels.families import large_tile
 from tilewave.kernels.instances import Instance
@@ -178,7 +179,14 @@ def test_explain_tells(fake: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "steady loop" not in tilewave.explain(other)
 
 
-def test_narrow_kernels_keep_the_compilers_loop(fake: Kernels) -> None:
+def test_narrow_kernels_that_ran_are_among_the_large_tiles() -> None:
+    assert {one.name for one in large_tile.instances()} >= new_loops._NARROW
+    assert all(
+        instance_refusal(one) is None for one in large_tile.instances() if one.name in new_loops._NARROW
+    )
+
+
+def test_other_narrow_kernels_keep_the_compilers_loop(fake: Kernels) -> None:
     narrow = next(one for one in large_tile.instances() if one.name == "large_tile_64x64_nn_4")
     gpu_state(0).kernel(narrow, 0)
     loop = gpu_state(0).loop_of(narrow.name)
