@@ -152,13 +152,13 @@ def test_packed_items_are_moved_once(size: int, rng: Generator) -> None:
 @pytest.mark.parametrize(("n", "k"), [(3, 3), (16, 2), (50, 25)])
 def test_rows_of_a_tall_matrix_are_moved_once(n: int, k: int, rng: Generator) -> None:
     m = 1200
-    product = make_product(rng, m, n, k, misalignment=3)
-    (instance,) = tiny.matching(product.problem)
-    check(product, run(product, instance))
-    assert product.result is not None
-    counters, blocks = product.result.counters, product.result.blocks_run
-    assert m * k / 8 <= counters.copy_sectors <= 1.25 * (m * k / 8 + blocks * (n * k / 8 + 8))
-    assert m * n / 8 <= counters.global_store_sectors <= m * n / 8 + 3 * blocks
+    for instance in tiny.matching(make_product(rng, m, n, k).problem):
+        product = make_product(rng, m, n, k, misalignment=3)
+        check(product, run(product, instance))
+        assert product.result is not None
+        counters, blocks = product.result.counters, product.result.blocks_run
+        assert m * k / 8 <= counters.copy_sectors <= 1.25 * (m * k / 8 + blocks * (n * k / 8 + 8))
+        assert m * n / 8 <= counters.global_store_sectors <= m * n / 8 + 3 * blocks
 
 
 def test_a_shared_operand_is_read_once_a_block(rng: Generator) -> None:
@@ -175,7 +175,7 @@ def test_the_smallest_fitting_instances_are_weighed(rng: Generator) -> None:
         problem = make_product(rng, m, n, k, (3,)).problem
         found = tiny.matching(problem)
         if m > 64:
-            assert len(found) == (n <= 64 and k <= 32)
+            assert len(found) == (2 if n <= 64 and k <= 32 else 0)
             assert all(instance.items == 1 for instance in found)
         else:
             assert len(found) == (0 if max(n, k) > 64 else 1 if max(m, n, k) > 32 else 2)
