@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 import tilewave
@@ -12,6 +15,7 @@ from tilewave.planner.fp16x3 import COMPUTE_CAPABILITY, plan_fp16x3, plan_on
 from tilewave.planner.gemm.options import WORKSPACE_LIMIT_BYTES, PlanOptions
 
 H200 = get_spec("H200")
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 def plan(*sizes: int, device: str = "H200", **options: object) -> tilewave.GemmPlan:
@@ -30,6 +34,19 @@ def test_large_products_run_on_tensor_cores_and_small_ones_as_ieee() -> None:
         assert found.instance.family != fp16x3.FAMILY
         assert found.problem.precision == "ieee"
         assert any("'ieee' is predicted to be faster" in note for note in found.notes)
+
+
+def test_what_is_chosen_was_measured_to_be_hardly_slower_than_the_other() -> None:
+    record = json.loads((RESULTS / "fp16x3_h200.json").read_text())
+    compared = 0
+    for cell in record["cells"]:
+        times = {name: one["us"] for name, one in cell["contenders"].items()}
+        sizes, layouts = cell["cell"].rsplit(" ", 1)
+        *batch, m, n, k = map(int, sizes.split(" x "))
+        found = plan(m, n, k, batch=tuple(batch), layouts=layouts)
+        assert times[found.problem.precision] <= 1.3 * min(times["ieee"], times["fp16x3"]), cell["cell"]
+        compared += 1
+    assert compared > 10
 
 
 def test_rows_do_not_change_the_kernel_where_bits_must_not_depend_on_them() -> None:

@@ -1,7 +1,8 @@
 """Plans for precision ``fp16x3``: tiles, blocks, and whether ``ieee`` is predicted to be faster.
 
-The constants are theory: nothing of tilewave's own in this mode has been measured yet. They come from a
-study of another kernel of the same design on an H200, named at each.
+The constants are fitted to this mode's kernels on an H200: main kernels before their epilogue was rewritten
+(benchmarks/results/fp16x3_h200.json), packing after it became one launch (fp16x3_ab_h200.json there). The
+kernels as they are now have not been timed.
 """
 
 from __future__ import annotations
@@ -27,25 +28,30 @@ COMPUTE_CAPABILITY = (9, 0)
 PRODUCTS = 3
 """Products of FP16 that make one of float32: low * high, high * low, high * high."""
 
-FP16_TFLOPS_PER_SM = 5.25
-"""Study: a tile of 256 x 128 took 0.0375 us for each element of K on an H200 at its power limit, from 2048 to
-8192: FP16 TFLOP/s of an SM while the whole GPU is busy."""
+FP16_TFLOPS_PER_SM = 5.5
+"""FP16 TFLOP/s of an SM. Measured, hot, with `TILE_US` taken off: 5.62 at 8192^3, 5.51 at 4096^3, 5.65 at
+2048 x 14336 x 4096, 5.3 at 10000 x 60000 x 784; 5.05 at 16384^3, where the clock falls further."""
 
 CLOCK_MHZ = 1980
 """The clock of the H200's record: other records' rates are taken to scale with theirs."""
 
 SHARES = {fp16x3.PAIRS.name: 1.0, fp16x3.LARGE.name: 0.988, fp16x3.SMALL.name: 0.8}
-"""What each main kernel keeps of that. Study: without pairs, a product of 4096 took 1.2 % longer. Assumed:
-the share of the smaller tile, which reads a third more from L2 for a multiplication."""
+"""What each main kernel keeps of that. Study of another kernel of this design: without pairs, a product of
+4096 took 1.2 % longer. The smaller tile reads a third more from L2 for a multiplication; 0.8 fits 1024^3."""
 
-PACKING_GB_S_SHARE = 0.69
-"""Study: the share of an H200's 4.8 TB/s at which operands of 4096 x 4096 were packed, 3.3 TB/s."""
+PACKING_GB_S_SHARE = 0.70
+"""Measured: the share of an H200's 4.8 TB/s at which operands of 4096 x 4096 and 8192 x 8192 were packed,
+3.37 TB/s, without `PACKING_ROW_US`."""
 
-TILE_US = 1.0
-"""Assumed: filling the pipeline and storing a tile, as far as it is not hidden behind products."""
+PACKING_ROW_US = 4e-4
+"""Measured: 535 us for a batch of 1024 x 256^3 whose bytes take 319, which is 0.4 ns for each packed row."""
+
+TILE_US = 12.0
+"""Measured: what a tile of 256 x 128 took beside its products, 11 to 17 us, with the epilogue of then. The
+present one waits for less: 2 to 4 are expected."""
 
 LAUNCH_US = 1.5
-"""Assumed: each launch beyond the first, begun early."""
+"""Measured at 1024^3: 1.2 us, the main kernel behind packing against both alone."""
 
 
 _DEFAULT = PlanOptions()
@@ -88,7 +94,7 @@ def plan_fp16x3(problem: GemmProblem, spec: DeviceSpec, options: PlanOptions = _
         elif plain.estimate.total < found.estimate.total and not options.batch_invariant:
             reason = (
                 f"'ieee' is predicted to be faster, {plain.estimate.total:.4g} us against "
-                f"{found.estimate.total:.4g} us (theory, not measured)"
+                f"{found.estimate.total:.4g} us"
             )
         else:
             return found
@@ -119,7 +125,7 @@ def plan_on(problem: GemmProblem, instance: Instance, spec: DeviceSpec, sms: int
             "precision fp16x3: operands are scaled and split in fp16 pairs, three products on tensor cores "
             f"are summed in float32 every {fp16x3.INTERVAL} of K, and elements beyond the mode's range are "
             "recomputed",
-            "the prediction is theory: this mode's kernels have not been measured",
+            "the prediction is fitted to earlier kernels of this mode: those of now have not been measured",
         ),
         mode_workspace=(fp16x3.workspace_bytes(problem), 0),
     )
@@ -136,6 +142,7 @@ def _estimate(problem: GemmProblem, instance: Instance, spec: DeviceSpec, sms: i
     compute = rounds * (tile + TILE_US * instance.bm / fp16x3.LARGE.bm)
     moved = sum(one.packed_rows * (4 * one.k * one.readings + one.row_bytes) for one in (a, b))
     packing = moved / (spec.bandwidth_gb_s * 1e3 * PACKING_GB_S_SHARE)
+    packing += PACKING_ROW_US * (a.packed_rows + b.packed_rows)
     memory = packing + Traffic.of(problem).outputs / (spec.bandwidth_gb_s * 1e3)
     launches = 2 + any(one.pack_blocks for one in (a, b))
     launch = costs_for(spec.name).launch.value + (launches - 1) * LAUNCH_US
