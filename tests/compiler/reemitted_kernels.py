@@ -27,8 +27,11 @@ from tilewave.runtime.emulated import place
 Generator = np.random.Generator
 Floats = NDArray[np.float32]
 ARCH = "sm_90a"
+INSTANCES = tuple(one for one in large_tile.instances() if not one.needs_new_loop)
+"""Large tiles of 16 x 8 outputs a thread."""
+WIDE = tuple(one for one in large_tile.instances() if one.needs_new_loop)
 MULTIPLY_ADDS = 1024
-INSTANCES = large_tile.instances()
+"""Of a thread in the steady loop of one of `INSTANCES`."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class Compiled:
     first: int
     last: int
     live: frozenset[Cell]
+    behind: frozenset[Cell]
     steady: Steady
     verifier: Verifier
 
@@ -55,7 +59,8 @@ def compiled(instance: Instance) -> Compiled:
     program, kernel = compile_instance(instance, ARCH)
     function = Cubin(program.cubin).function(kernel.symbol)
     code = decode_function(function, 90)
-    found = steady_loop(code, MULTIPLY_ADDS)
+    multiply_adds = instance.tm * instance.tn * instance.bk
+    found = steady_loop(code, multiply_adds)
     assert not isinstance(found, str), found
     first, last = found
     at_head, behind = live_before(code, first, last + 1)
@@ -67,8 +72,9 @@ def compiled(instance: Instance) -> Compiled:
         first,
         last,
         at_head | behind,
+        behind,
         map_loop(code[first : last + 1]),
-        Verifier(code, MULTIPLY_ADDS),
+        Verifier(code, multiply_adds),
     )
 
 

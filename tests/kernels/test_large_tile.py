@@ -38,9 +38,8 @@ from tilewave.runtime.emulated import place, run_plan
 
 Generator = np.random.Generator
 INSTANCES = large_tile.instances()
-LAST_DEPTH = 16 * 8
-STEADY_FMAS = 8 * LAST_DEPTH
-"""Multiply-adds of a thread and slice, which the steady loop holds; the last depth's follow a barrier."""
+WIDE = [one for one in INSTANCES if one.needs_new_loop]
+DEPTHS = 8
 
 
 def fresh(rng: Generator, instance: Instance, **options: Any) -> Product:
@@ -114,7 +113,11 @@ def test_far_apart_rows(rng: Generator) -> None:
 
 
 def check_loop(instance: Instance, arch: str = "sm_90") -> None:
-    """The steady loop is one run of code without predicates in PTX and in machine code; nothing spills."""
+    """The steady loop is one run of code without predicates in PTX and in machine code; nothing spills.
+
+    It holds a thread's multiply-adds of a slice; those of its last depth follow a barrier.
+    """
+    of_depth = instance.tm * instance.tn
     program, kernel = compile_instance(instance, arch)
     resources = kernel.resources
     assert (resources.stack_bytes, resources.spill_store_bytes, resources.spill_load_bytes) == (0, 0, 0)
@@ -125,21 +128,22 @@ def check_loop(instance: Instance, arch: str = "sm_90") -> None:
     for block in basic_blocks(entry):
         code = entry.instructions[block.first : block.stop]
         bodies[block.index] = block, code, sum(one.opcode == "fma" for one in code)
-    (first,) = (index for index, (_, _, fmas) in bodies.items() if fmas == STEADY_FMAS - LAST_DEPTH)
+    (first,) = (index for index, (_, _, fmas) in bodies.items() if fmas == (DEPTHS - 1) * of_depth)
     (before, head, _), (after, tail, fmas) = bodies[first], bodies[first + 1]
-    assert fmas == LAST_DEPTH
+    assert fmas == of_depth
     assert before.end is End.BARRIER
     assert after.end is End.BRANCH
     assert after.target == first
     assert [one.opcode for one in head + tail if one.guard is not None] == ["bra"]
 
     # In machine code. ptxas itself puts three loads that never happen before an asynchronous copy.
-    (steady,) = (loop for loop in machine_loops(program, kernel) if fmas_of(loop) == STEADY_FMAS)
+    (steady,) = (loop for loop in machine_loops(program, kernel) if fmas_of(loop) == DEPTHS * of_depth)
     assert [one for one in steady if one.opcode in ("BRA", "BSSY", "CALL", "WARPSYNC")] == steady[-1:]
     guarded = [one.text for one in steady[:-1] if not one.guard.is_true]
     assert all(text == "@!PT LDS RZ, [RZ]" for text in guarded)
-    assert sum(one.opcode == "LDS" and one.guard.is_true for one in steady) == 6 * 8
-    assert len(steady) <= 1.16 * STEADY_FMAS
+    quads = (instance.tm + instance.tn) // 4
+    assert sum(one.opcode == "LDS" and one.guard.is_true for one in steady) == DEPTHS * quads
+    assert len(steady) <= 1.16 * DEPTHS * of_depth
 
 
 def fmas_of(code: list[Any]) -> int:
@@ -200,11 +204,17 @@ def test_shared_memory_takes_the_fewest_passes(rng: Generator) -> None:
         assert product.result is not None
         figures.append(product.result.counters)
     warps = instance.threads // 32
-    assert figures[1].shared_load_passes - figures[0].shared_load_passes == warps * 32 * 12
-    assert figures[1].shared_loads_by_width[16] - figures[0].shared_loads_by_width[16] == warps * 32 * 6
+    assert figures[1].shared_load_passes - figures[0].shared_load_passes == warps * 32 * passes_of(instance)
+    loads = (instance.tm + instance.tn) // 4
+    assert figures[1].shared_loads_by_width[16] - figures[0].shared_loads_by_width[16] == warps * 32 * loads
     stores, passes = (getattr(figures[1], name) for name in ("shared_stores", "shared_store_passes"))
     few, least = (getattr(figures[0], name) for name in ("shared_stores", "shared_store_passes"))
     assert passes - least == stores - few
+
+
+def passes_of(instance: Instance) -> int:
+    """Passes of a warp's loads of one depth: two for each, one for half a warp."""
+    return 2 * (instance.tm + instance.tn) // 4
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_121"])
@@ -228,8 +238,11 @@ def test_matching(rng: Generator) -> None:
         of_a, of_b = (str(name) for name in rng.choice(LAYOUTS, 2))
         product = make_product(rng, m, n, k, layouts=(of_a, of_b, "rows"), misalignment=int(rng.integers(4)))
         found = large_tile.matching(product.problem)
-        sizes = {(one.bm, one.bn) for one in INSTANCES}
-        assert {(one.bm, one.bn) for one in found} == {(bm, bn) for bm, bn in sizes if m >= bm and n >= bn}
+        sizes = {(one.bm, one.bn) for one in INSTANCES if not one.needs_new_loop}
+        usual = {(one.bm, one.bn) for one in found if not one.needs_new_loop}
+        assert usual == {(bm, bn) for bm, bn in sizes if m >= bm and n >= bn}
+        expected = {one for one in WIDE if large_tile.refuses(one, product.problem) is None}
+        assert {one for one in found if one.needs_new_loop} == expected
         assert all(large_tile.refuses(instance, product.problem) is None for instance in found)
 
 

@@ -81,7 +81,7 @@ def weighed(planner: GemmPlanner, problem: GemmProblem, options: PlanOptions) ->
 
 
 def pairs(rng: Generator, problems: int) -> set[Pair]:
-    planners = [GemmPlanner(get_spec(name), FAMILIES) for name in spec_names()]
+    planners = [GemmPlanner(get_spec(name), FAMILIES, new_loops=True) for name in spec_names()]
     found: set[Pair] = set()
     for _ in range(problems):
         planner = planners[rng.integers(len(planners))]

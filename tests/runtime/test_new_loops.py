@@ -104,6 +104,25 @@ def one_bit(out: Floats, launch: int) -> None:
 # What is chosen.
 
 
+def test_a_kernel_without_the_loop_that_it_needs_is_not_chosen_again(
+    fake: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the check fails, another kernel is loaded in its place, and plans leave it out from then on."""
+    spec = replace(get_spec("H200"), clock_mhz=get_spec("H200").clock_mhz - 1)  # nobody else's planner
+    monkeypatch.setattr(kernels, "query_device", lambda ordinal: spec)
+    refused = loop_choice.Loop(False, "the new loop failed the check on this GPU: of purpose")
+    monkeypatch.setattr(kernels, "choose_loop", lambda *args: refused)
+    first = tilewave.plan(8192, 8192, 8192, device=spec)
+    assert first.instance.needs_new_loop
+    prepare_plan(first, device=0)
+    second = tilewave.plan(8192, 8192, 8192, device=spec)
+    assert not second.instance.needs_new_loop
+    loaded = [one.name for one in (first.instance, second.instance) if gpu_state(0).loop_of(one.name)]
+    assert loaded == [first.instance.name, second.instance.name]
+    (said,) = {one.rejected for one in second.considered if one.instance == first.instance}
+    assert said == f"it is fast only with the register-file pass's loop: {refused.why}"
+
+
 def test_the_new_loop_is_the_default(fake: Kernels) -> None:
     loop = fake.load()
     assert loop.new

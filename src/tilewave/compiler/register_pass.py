@@ -28,7 +28,7 @@ KNOWN_COMPILERS = ("NVRTC 13.0.88", "NVRTC 13.5.37")
 """Compilers whose output the tests put through the pass."""
 KNOWN_ARCHITECTURES = ("sm_90", "sm_90a")
 """Architectures whose register file was measured."""
-KNOWN_KERNELS = {"_ZN8tilewave10large_tileI": 1024}
+KNOWN_KERNELS = {"_ZN8tilewave10large_tileI": 1024, "_ZN8tilewave9wide_tileI": 1536}
 """How symbols of kernels begin that are written for the pass, and the multiply-adds of their steady loop."""
 
 _SUFFIX = ".loop"

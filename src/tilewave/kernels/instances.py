@@ -45,7 +45,8 @@ class Instance:
     multiply-adds in the order of k, from 0, so that all such instances give the same bits. ``cuttable``: a
     tile may be cut along K; ``keeps_own``: the block that completes a cut tile with its first piece adds the
     others' to the sums that it holds; ``alone``: the most pieces that one block adds, more are added in runs
-    first. ``a`` and ``b`` are None where the kernel reads any layout. ``reason``
+    first. ``needs_new_loop``: the compiler's loop is so slow that the kernel is only chosen where it runs
+    with the register-file pass's. ``a`` and ``b`` are None where the kernel reads any layout. ``reason``
     says what the instance is there for.
     """
 
@@ -69,6 +70,7 @@ class Instance:
     cuttable: bool = True
     keeps_own: bool = False
     alone: int = 16
+    needs_new_loop: bool = False
 
     def __str__(self) -> str:
         return self.name

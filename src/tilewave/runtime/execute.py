@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from tilewave.errors import UsageError
 from tilewave.kernels.arguments import GEMM_ARGS_BYTES, Pointers, pack_arguments
+from tilewave.planner.gemm import PlanOptions, plan_gemm
 from tilewave.planner.gemm.edges import pointers_of
 from tilewave.planner.gemm.records import GemmPlan
 from tilewave.problem import GemmProblem, Precision
@@ -19,7 +20,6 @@ from tilewave.runtime.workspace import workspace_pool
 
 if TYPE_CHECKING:
     from tilewave.packed import Packed
-    from tilewave.planner.gemm.select import PlanOptions
 
 
 def run(
@@ -39,8 +39,6 @@ def run(
     ``workspace`` is the address and size in bytes of memory of the caller's, used in place of the pool's;
     ``packed`` holds operands packed ahead for precision ``fp16x3``.
     """
-    from tilewave.planner.gemm import plan_gemm
-
     if problem.precision is Precision.FP16X3:
         from tilewave.runtime.fp16x3 import run as run_fp16x3  # most processes do without
 
@@ -55,7 +53,7 @@ def run(
             workspace=workspace,
             packed=packed,
         )
-    plan = plan_gemm(problem, gpu_state(device).spec, options)
+    plan = _with_its_loops(plan_gemm(problem, gpu_state(device).spec, options), device, stream, options)
     launch_plan(plan, pointers, alpha, beta, device=device, stream=stream, workspace=workspace)
     return plan
 
@@ -133,6 +131,7 @@ def prepare_plan(plan: GemmPlan, *, device: int, branches: int = 1) -> None:
 
         prepare_fp16x3(plan, device=device, branches=branches)
         return
+    plan = _with_its_loops(plan, device, 0, getattr(plan.considered, "options", PlanOptions()))
     parts = list(_parts(plan))
     with state.context():
         for part in parts:
@@ -140,6 +139,16 @@ def prepare_plan(plan: GemmPlan, *, device: int, branches: int = 1) -> None:
         if ticket_bytes := max(part.ticket_bytes for part in parts):
             partial_bytes = max(part.partial_bytes for part in parts)
             workspace_pool(state).reserve(ticket_bytes, partial_bytes, branches)
+
+
+def _with_its_loops(plan: GemmPlan, device: int, stream: int, options: PlanOptions) -> GemmPlan:
+    """The plan, or another one in place of one whose kernels need loops that this GPU does not run."""
+    if not plan.edges and not plan.instance.needs_new_loop:
+        return plan
+    state = gpu_state(device)
+    while any(state.lacks_loop(part.instance, stream) for part in _parts(plan)):
+        plan = plan_gemm(plan.covers, state.spec, options)
+    return plan
 
 
 def _parts(plan: GemmPlan) -> Iterator[GemmPlan]:

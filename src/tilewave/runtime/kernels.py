@@ -18,6 +18,7 @@ from tilewave.errors import CaptureError, DeviceError
 from tilewave.kernels.build import compile_instance
 from tilewave.kernels.instances import Instance
 from tilewave.kernels.new_loops import outcome_for
+from tilewave.planner.gemm.select import rule_out
 from tilewave.runtime import driver
 from tilewave.runtime.loop_choice import COMPILERS, Loop, choose_loop
 from tilewave.runtime.loop_launcher import load_kernel
@@ -66,6 +67,17 @@ class GpuState:
         """Which loop the kernel of an instance runs here, and why; None before it is loaded."""
         return self._loops.get(instance_name)
 
+    def lacks_loop(self, instance: Instance, stream: int) -> bool:
+        """Whether a kernel needs the register-file pass's loop and does not get it here; loads it to see.
+
+        From then on `plan_gemm` leaves such a kernel out on this GPU.
+        """
+        if not instance.needs_new_loop:
+            return False
+        with self.context():
+            self.kernel(instance, stream)
+        return not self._loops[instance.name].new
+
     def _load(self, instance: Instance) -> Any:
         arch = choose_arch(self.spec.compute_capability, driver_cuda_version())
         machine_code_only = arch.image == "cubin"
@@ -83,6 +95,8 @@ class GpuState:
             library, handle = load_kernel(image, kernel, instance, self.handle)
             self._libraries.append(library)
             self._loops[instance.name] = loop
+            if instance.needs_new_loop and not loop.new:
+                rule_out(self.spec, instance, loop.why)
             self._kernels[instance.name] = handle
             return handle
 

@@ -4,8 +4,14 @@ In each slice of K two neighbouring values of one operand, which lie in opposite
 slot 1, while the other operand's values pass through slot 0, back and forth. Each of these meets the two
 held ones in turn, first the one whose sum lies in the other bank than itself, so that a pair of multiply-adds
 reads three registers in two cycles, never more than two from one bank. Operands of consecutive slices are
-kept in two sets of quads; a load is issued every 16 multiply-adds or so, on scoreboards of its own. All other
+kept in two sets of quads; a load is issued every 14 multiply-adds or so, on scoreboards of its own. All other
 instructions keep their order; their control bits are worked out afresh.
+
+Where the sums leave too few registers for two sets, the held operand's quads but the last are *renewed* in
+place: a quad of the next slice is loaded as soon as the products with the old one are done. Where sums of
+neighbouring held values do not lie in opposite banks, two held values meet two swept ones in *squares*. Moves
+by which ptxas shuffled sums and operands are dropped, and the room is used to bring other values out of the
+way before the loop.
 
 Nothing here is trusted: the verifier, which knows nothing of this module, judges what comes out.
 """
@@ -15,9 +21,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from tilewave.compiler.sass.mapping import QUAD, Steady, is_fragment_load, require
-from tilewave.compiler.sass.registers import FreeRegisters, kept_registers, rename_temporaries
+from tilewave.compiler.sass.meaning import copied_register
+from tilewave.compiler.sass.registers import (
+    FreeRegisters,
+    kept_registers,
+    moved_out_of_the_way,
+    rename_temporaries,
+    with_registers_moved,
+)
 from tilewave.emulator.sass import Control, Instruction, decode
 from tilewave.emulator.sass.instruction import NO_SCOREBOARD, SCOREBOARDS, Cell
 from tilewave.emulator.sass.latency import ALU, FMA, needs_scoreboard, pipe_of
@@ -32,6 +46,13 @@ _LATEST_OTHER = 0.55
 """Share of the loop by which what starts the next slice's loads is out, so that they have time to arrive."""
 _BEFORE_BRANCH = 14
 """Multiply-adds between the last other instruction and the branch: more than any fixed latency."""
+_STORES = ("STS", "DEPBAR", "BAR")
+_BEFORE_RENEWAL = 4
+"""Multiply-adds between the last with an old operand and the load of the one that takes its place."""
+_MOVE_STALL = 6
+"""Cycles after a move beside the loop: more than its latency."""
+_SQUARE = ((0, 1), (0, 0), (1, 1), (1, 0))
+"""Products of two held and two swept values, in an order that holds one of either from each to the next."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +64,7 @@ class Spacing:
     loads `behind_barrier`, which must be back by the loop's end.
     """
 
-    loads: int = 16
+    loads: int = 14
     first_load: int = 8
     others: int = 12
     stores: int = 8
@@ -57,6 +78,8 @@ class Order:
 
     held: int
     spacing: Spacing = Spacing()
+    renews: bool = False
+    squares: bool = False
 
 
 @dataclass
@@ -72,23 +95,38 @@ class _Slot:
         return self.one.opcode == "FFMA"
 
 
-def emit(loop: Sequence[Instruction], steady: Steady, live: frozenset[Cell], order: Order) -> list[int]:
-    """The words of the loop, as many as it had, its closing branch last.
+def emit(
+    loop: Sequence[Instruction], steady: Steady, live: frozenset[Cell], behind: frozenset[Cell], order: Order
+) -> list[int]:
+    """The words of the loop and of moves at its sides, together as many as the loop had.
 
-    `live`: cells whose value at the end of an iteration matters to the next one or behind the loop. Raises
-    `UnsuitableLoop`.
+    `live`: cells whose value at the end of an iteration matters to the next one or behind the loop; `behind`:
+    those that matter behind it. Raises `UnsuitableLoop`.
     """
     others = [loop[i] for i in steady.others]
-    live_registers = frozenset(index for kind, index in live if kind == "R")
+    live_registers = _registers_in(live)
     sums = set(steady.sums.values())
     homes = {home + part for quads in steady.homes.values() for home in quads for part in range(QUAD)}
-    live_others = live_registers - sums - homes
-    kept = kept_registers(others, live_others)
+    kept = kept_registers(others, live_registers - sums - homes)
     require(not kept & (sums | homes), "another instruction shares a register with a sum or an operand")
-    free = FreeRegisters(live_registers | sums | homes | kept)
-    second = {}
-    for side in steady.sides:
-        second[side] = tuple(free.quads(len(steady.homes[side])))
+    added = {side: len(steady.homes[side]) for side in steady.sides}
+    if order.renews:
+        added[order.held] = 1
+    staged = any(one.opcode == "LDG" for one in others)
+    moved = moved_out_of_the_way(
+        live_registers | sums | homes | kept,
+        kept - _registers_in(behind) - set(steady.sides),
+        most=len(steady.moves),
+        quads=sum(added.values()) + staged,
+    )
+    others = [with_registers_moved(one, moved) for one in others]
+    live_others = frozenset(moved.get(i, i) for i in live_registers - sums - homes)
+    busy = {moved.get(i, i) for i in live_registers | kept}
+    free = FreeRegisters(busy | sums | homes)
+    second = {
+        side: (*homes_of[: len(homes_of) - added[side]], *free.quads(added[side]))
+        for side, homes_of in steady.homes.items()
+    }
     fragments = _Fragments((steady.homes, second))
     renamed = rename_temporaries(others, live_others, free)
     slots = _arranged(loop, steady, order, fragments, [decode(word, 0, 90) for word in renamed])
@@ -97,8 +135,42 @@ def emit(loop: Sequence[Instruction], steady: Steady, live: frozenset[Cell], ord
     _set_waits(slots)
     slots[0].control = replace(slots[0].control, wait_mask=_ALL)
     _set_reuse(slots)
-    require(len(slots) == len(loop), "the loop's length changes")
-    return [slot.control.into_word(slot.one.word) for slot in slots]
+    words = [slot.control.into_word(slot.one.word) for slot in slots]
+    require(len(words) + len(steady.moves) == len(loop), "the loop's length changes")
+    return words if not steady.moves else _between_moves(words, loop, steady, moved)
+
+
+def _registers_in(cells: frozenset[Cell]) -> frozenset[int]:
+    return frozenset(index for kind, index in cells if kind == "R")
+
+
+def _between_moves(
+    words: list[int], loop: Sequence[Instruction], steady: Steady, moved: dict[int, int]
+) -> list[int]:
+    """The loop behind moves of `moved` registers, and before moves that change nothing and fill its place."""
+    template = loop[steady.moves[0]]
+    source = copied_register(template)
+    assert source is not None
+    places = [place for place, operand in enumerate(template.operands) if operand == source]
+
+    def move(target: int, register: int, *, waits: bool = False) -> int:
+        word = template.with_register(0, target)
+        word = decode(word, 0, 90).with_register(places[-1], register)
+        return Control(stall=_MOVE_STALL, wait_mask=_ALL if waits else 0).into_word(word)
+
+    before = [move(new, old, waits=not i) for i, (old, new) in enumerate(moved.items())]
+    filling = len(steady.moves) - len(before)
+    at = loop[-1].address - 16 * filling
+    branch = _retargeted(words[-1], at, at - 16 * (len(words) - 1))
+    still = min(steady.sums.values())
+    return [*before, *words[:-1], branch, *[move(still, still)] * filling]
+
+
+def _retargeted(branch: int, address: int, target: int) -> int:
+    """A branch at an address, going to a target."""
+    distance = (target - address - 16) // 4
+    mask = 0xFF << 16 | ((1 << 48) - 1) << 34
+    return branch & ~mask | (distance & 0xFF) << 16 | ((distance >> 8) & ((1 << 48) - 1)) << 34
 
 
 @dataclass(frozen=True)
@@ -143,16 +215,22 @@ def _products(steady: Steady, order: Order, fragments: _Fragments, slice_: int) 
     held = order.held
     (swept,) = (side for side in steady.sides if side != held)
     first = held == steady.sides[0]
+
+    def product(h: int, i: int) -> tuple[int, int, int]:
+        total = steady.sums[(h, i) if first else (i, h)]
+        return total, fragments.register(slice_, swept, i), fragments.register(slice_, held, h)
+
     found = []
+    step = 2 if order.squares else 1
     for pair in range(steady.extent[held] // 2):
-        sweep = range(steady.extent[swept])
-        for i in sweep if (pair + slice_) % 2 == 0 else reversed(sweep):
-            passing = fragments.register(slice_, swept, i)
-            both = []
-            for h in (2 * pair, 2 * pair + 1):
-                total = steady.sums[(h, i) if first else (i, h)]
-                both.append((total, passing, fragments.register(slice_, held, h)))
-            found += sorted(both, key=lambda one: (one[0] % 2 == passing % 2, one[2] % 2))
+        sweep = range(0, steady.extent[swept], step)
+        forth = (pair + slice_) % 2 == 0
+        for i in sweep if forth else reversed(sweep):
+            if order.squares:
+                found += [product(2 * pair + h, i + (s if forth else 1 - s)) for h, s in _SQUARE]
+            else:
+                both = [product(2 * pair + h, i) for h in (0, 1)]
+                found += sorted(both, key=lambda one: (one[0] % 2 == one[1] % 2, one[2] % 2))
     return found
 
 
@@ -184,19 +262,36 @@ def _places(
         control = Control(write_barrier=_FRAGMENTS + slice_ % 2)
         return _Slot(decode(word, 0, 90), control)
 
-    def in_order_of_need(slice_: int) -> list[int]:
+    def load_places(slice_: int, begin: int, every: int) -> list[tuple[int, int]]:
+        """Where each load of a slice stands in the slice before, from its multiply-add `begin` on."""
         (swept,) = (side for side in steady.sides if side != order.held)
-        first, *rest = steady.loads[order.held, slice_]
-        return [first, *steady.loads[swept, slice_], *rest]
+        held = steady.loads[order.held, slice_]
+        if not order.renews:
+            in_order_of_need = [held[0], *steady.loads[swept, slice_], *held[1:]]
+            return [(begin + every * i, index) for i, index in enumerate(in_order_of_need)]
+        of_quad = QUAD * steady.extent[swept]
+        waiting = [(of_quad * (q + 1) + _BEFORE_RENEWAL, index) for q, index in enumerate(held[:-1])]
+        anytime = [*steady.loads[swept, slice_], held[-1]]
+        found, at = [], begin
+        while waiting or anytime:
+            if waiting and (at >= waiting[0][0] or not anytime):
+                earliest, index = waiting.pop(0)
+                at = max(at, earliest)
+            else:
+                index = anytime.pop(0)
+            found.append((at, index))
+            at += every
+        return found
 
-    head, tail, toggles, rest = _parts(others, steady)
+    early, head, tail, toggles, rest = _parts(others, steady)
+    per_slice = sum(steady.extent.values()) // QUAD
     for slice_ in range(1, steady.depth):
         # The last loads before the barrier leave room for the stores that must follow them.
         room = width - 2 * max(spacing.first_load, len(tail) if slice_ == steady.depth - 1 else 0)
-        every = min(spacing.loads, even(room // len(in_order_of_need(slice_))))
+        every = min(spacing.loads, even(room // per_slice))
         require(every >= 2, "there is no room for the loads of a slice")
-        for i, index in enumerate(in_order_of_need(slice_)):
-            places[(slice_ - 1) * width + spacing.first_load + every * i].append(load(index, slice_))
+        for at, index in load_places(slice_, spacing.first_load, every):
+            places[(slice_ - 1) * width + at].append(load(index, slice_))
     last_load = max(places)
 
     barrier = (steady.depth - 1) * width + spacing.barrier
@@ -206,23 +301,35 @@ def _places(
     for i, one in enumerate(tail):
         places[stores + every * i].append(_other(one))
 
-    units = _glued(head)
-    every = min(spacing.others, even(int(_LATEST_OTHER * total) // max(1, len(units))))
-    require(every >= 4 and _FIRST_OTHER + every * len(units) < stores, "too many other instructions")
-    for i, unit in enumerate(units):
-        places[_FIRST_OTHER + every * i] += [_other(one) for one in unit]
+    def place_units(units: list[list[Instruction]], begin: int, end: int) -> None:
+        every = min(spacing.others, even((end - begin) // max(1, len(units))))
+        require(every >= 4 or not units, "too many other instructions")
+        for i, unit in enumerate(units):
+            places[begin + every * i] += [_other(one) for one in unit]
+
+    begin = _FIRST_OTHER
+    for slice_, before, group in early:
+        # Behind the loads of the slices up to this one, and before those of the next.
+        at = slice_ * width - 2 * spacing.first_load
+        place_units(_glued(before), begin, at)
+        every = min(spacing.stores, even((3 * spacing.first_load - 2) // len(group)))
+        require(every >= 2, "there is no room for the stores between two slices")
+        for i, one in enumerate(group):
+            places[at + every * i].append(_other(one))
+        begin = at + every * len(group)
+    latest = stores if early else min(stores, int(_LATEST_OTHER * total))
+    place_units(_glued(head), begin, latest)
 
     at = barrier + 4
     for one in toggles:
         places[at].append(_other(one))
         at += 2
     at += 6
-    for index in in_order_of_need(steady.depth):
+    base = (steady.depth - 1) * width
+    for in_slice, index in load_places(steady.depth, at - base, spacing.behind_barrier):
+        at = base + in_slice
         places[at].append(load(index, steady.depth))
-        at += spacing.behind_barrier
-    require(
-        at - spacing.behind_barrier < total - 2 * spacing.behind_barrier, "too many loads follow the barrier"
-    )
+    require(at < total - 2 * spacing.behind_barrier, "too many loads follow the barrier")
     room = total - _BEFORE_BRANCH - (barrier + 6)
     every = min(spacing.others, max(2, even(room // max(1, len(rest)))))
     require(every * len(rest) <= room, "too many other instructions follow the barrier")
@@ -236,23 +343,49 @@ def even(number: int) -> int:
     return number // 2 * 2
 
 
-def _parts(
-    others: Sequence[Instruction], steady: Steady
-) -> tuple[list[Instruction], list[Instruction], list[Instruction], list[Instruction]]:
-    """The others: before the stores, from the first store to the barrier, the toggles of the loads'
-    addresses, and behind the barrier."""
+class _Parts(NamedTuple):
+    """The other instructions in their order."""
+
+    early: list[tuple[int, list[Instruction], list[Instruction]]]
+    """Stores long before the barrier: the slice whose loads they follow, what comes before, the stores."""
+    head: list[Instruction]
+    tail: list[Instruction]
+    """From the first of the stores before the barrier to the barrier."""
+    toggles: list[Instruction]
+    """What changes the address of the loads; it stands behind the barrier."""
+    rest: list[Instruction]
+    """Behind the barrier."""
+
+
+def _parts(others: Sequence[Instruction], steady: Steady) -> _Parts:
     bases = {("R", side) for side in steady.sides}
     toggles = [one for one in others if bases & set(one.writes)]
     for one in toggles:
         private = set(one.reads) | set(one.writes) <= bases and one.guard.is_true
         require(private, f"the loads' address is changed by {one.text}")
-    rest = [one for one in others if one not in toggles]
-    require(not any(bases & set(one.reads) for one in rest), "the loads' address is used otherwise")
-    barriers = [i for i, one in enumerate(rest) if one.opcode == "BAR"]
+    numbered = [
+        (one, loads) for one, loads in zip(others, steady.loads_before, strict=True) if one not in toggles
+    ]
+    require(not any(bases & set(one.reads) for one, _ in numbered), "the loads' address is used otherwise")
+    barriers = [i for i, (one, _) in enumerate(numbered) if one.opcode == "BAR"]
     require(len(barriers) == 1, f"the loop has {len(barriers)} barriers, not one")
-    first = next(i for i, one in enumerate(rest) if one.opcode in ("STS", "DEPBAR", "BAR"))
-    require(first <= barriers[0], "a store follows the barrier")
-    return rest[:first], rest[first : barriers[0] + 1], toggles, rest[barriers[0] + 1 :]
+    rest = [one for one, _ in numbered[barriers[0] + 1 :]]
+    require(not any(one.opcode in _STORES for one in rest), "a store follows the barrier")
+    open_head = numbered[: barriers[0] + 1]
+    last = open_head[-1][1]
+    per_slice = sum(steady.extent.values()) // QUAD
+    early: list[tuple[int, list[Instruction], list[Instruction]]] = []
+    while True:
+        first = next(i for i, (one, _) in enumerate(open_head) if one.opcode in _STORES)
+        loads = open_head[first][1]
+        if loads // per_slice == last // per_slice:
+            head, tail = open_head[:first], open_head[first:]
+            return _Parts(early, [one for one, _ in head], [one for one, _ in tail], toggles, rest)
+        require(loads % per_slice == 0, "stores stand among the loads of a slice")
+        before = [one for one, _ in open_head[:first]]
+        group = [one for one, number in open_head[first:] if one.opcode in _STORES and number == loads]
+        early.append((loads // per_slice, before, group))
+        open_head = [entry for entry in open_head[first:] if entry[0] not in group]
 
 
 def _glued(head: Sequence[Instruction]) -> list[list[Instruction]]:

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tilewave.compiler.sass.meaning import copied_register
 from tilewave.emulator.sass import Instruction
 from tilewave.emulator.sass.operands import Address, Register
 
@@ -32,7 +33,9 @@ class Steady:
     thread's number of rows or columns of a side. `sums` maps (index of the first side, index of the second)
     to the register of the sum. `loads` has, by side and slice 1 to `depth`, the loads in order of their
     index; slice `depth` is slice 0 of the next iteration, whose quads are in registers `homes` by side.
-    `others` are all that is neither multiply-add nor such a load, without the closing branch.
+    `others` are all that is neither multiply-add nor such a load, without the closing branch and without the
+    `moves`, which only take sums and operands from register to register. `loads_before` tells for each of the
+    others how many of the loads it follows.
     """
 
     depth: int
@@ -42,6 +45,8 @@ class Steady:
     loads: dict[tuple[int, int], tuple[int, ...]]
     homes: dict[int, tuple[int, ...]]
     others: tuple[int, ...]
+    moves: tuple[int, ...]
+    loads_before: tuple[int, ...]
 
 
 def require(condition: object, reason: str) -> None:
@@ -85,12 +90,16 @@ def map_loop(loop: Sequence[Instruction]) -> Steady:
     def value(register: int) -> Value:
         return held.get(register, ("in", register))
 
+    moves = _moves_of_operands(loop)
     for i, one in enumerate(loop[:-1]):
+        if i in moves:
+            held[_first_written(one)] = value(moves[i])
+            continue
         if one.opcode == "FFMA":
             d, a, b, c = _registers_of(one)
             total = value(c)
-            home, step = chain_of.pop(total, (c, 0))
-            require(step > 0 or total == ("in", c), f"{one.text} adds to something that is no sum")
+            home, step = chain_of.pop(total, (total[1], 0))
+            require(step > 0 or total[0] == "in", f"{one.text} adds to something that is no sum")
             products.append((home, step, value(a), value(b)))
             steps[home] += 1
             held[d] = (i, 0)
@@ -108,7 +117,25 @@ def map_loop(loop: Sequence[Instruction]) -> Steady:
     require(set(steps.values()) == {depth}, "not every sum takes as many products")
     for home in steps:
         require(chain_of.get(value(home)) == (home, depth), f"the sum in R{home} ends elsewhere")
-    return _arrange(loop, depth, products, loads, others, value)
+    return _arrange(loop, depth, products, loads, others, tuple(moves), value)
+
+
+def _moves_of_operands(loop: Sequence[Instruction]) -> dict[int, int]:
+    """The plain moves whose value nothing of the loop but multiply-adds and such moves reads, and what
+    register each copies."""
+    found = {i: source.index for i, one in enumerate(loop) if (source := copied_register(one)) is not None}
+    while True:
+        read_otherwise = set()
+        for i in found:
+            ((_, target),) = [cell for cell in loop[i].writes if cell[0] == "R"]
+            for j in (*range(i + 1, len(loop)), *range(i)):
+                if ("R", target) in loop[j].reads and loop[j].opcode != "FFMA" and j not in found:
+                    read_otherwise.add(i)
+                if ("R", target) in loop[j].writes:
+                    break
+        if not read_otherwise:
+            return found
+        found = {i: source for i, source in found.items() if i not in read_otherwise}
 
 
 def _registers_of(one: Instruction) -> tuple[int, int, int, int]:
@@ -139,6 +166,7 @@ def _arrange(
     products: Sequence[tuple[int, int, Value, Value]],
     loads: Sequence[int],
     others: Sequence[int],
+    moves: tuple[int, ...],
     value: object,
 ) -> Steady:
     assert callable(value)
@@ -201,4 +229,6 @@ def _arrange(
         {key: tuple(quads) for key, quads in by_slice.items()},
         homes,
         tuple(others),
+        moves,
+        tuple(sum(load < other for load in loads) for other in others),
     )

@@ -99,7 +99,7 @@ def interpret(code: Sequence[Instruction], numbers: Numbers, start: dict[Cell, i
     last_effect = -2
     for i, one in enumerate(code):
         encoding = _encoding(one)
-        if (copied := _copied(one)) is not None:
+        if (copied := copied_register(one)) is not None:
             meaning.moves.add(encoding)
             for cell in one.writes:
                 meaning.state[cell] = meaning.value(("R", copied.index))
@@ -132,7 +132,7 @@ def interpret(code: Sequence[Instruction], numbers: Numbers, start: dict[Cell, i
 
 def plain_moves(code: Sequence[Instruction]) -> frozenset[int]:
     """The encodings of a whole kernel's plain moves."""
-    return frozenset(_encoding(one) for one in code if _copied(one) is not None)
+    return frozenset(_encoding(one) for one in code if copied_register(one) is not None)
 
 
 def _never(one: Instruction) -> bool:
@@ -144,7 +144,7 @@ def _write(one: Instruction, meaning: Meaning, number: int) -> None:
         meaning.state[cell] = meaning.numbers.of((number, part))
 
 
-def _copied(one: Instruction) -> Register | None:
+def copied_register(one: Instruction) -> Register | None:
     """The register that a plain move copies, RZ and anything else left out."""
     if not one.guard.is_true:
         return None

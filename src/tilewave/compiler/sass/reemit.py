@@ -9,7 +9,7 @@ from tilewave.compiler.records import Program
 from tilewave.compiler.register_pass import KNOWN_KERNELS, refusal
 from tilewave.compiler.sass.emit import Order, Spacing, emit
 from tilewave.compiler.sass.flow import live_before, steady_loop
-from tilewave.compiler.sass.mapping import UnsuitableLoop, map_loop
+from tilewave.compiler.sass.mapping import Steady, UnsuitableLoop, map_loop
 from tilewave.compiler.sass.patch import with_words
 from tilewave.compiler.sass.register_file import RegisterFileScore, score
 from tilewave.compiler.sass.verify import Rejected, Verifier
@@ -17,7 +17,12 @@ from tilewave.emulator.sass import Cubin, decode, decode_function
 from tilewave.emulator.sass.instruction import RESERVED_REGISTERS
 from tilewave.errors import EmulationError
 
-_DEFAULT_SPACING = Spacing()
+_SPACING = Spacing()
+_RENEWING_SPACING = Spacing(loads=24, first_load=8, behind_barrier=20)
+"""For loops that renew operands in place: the fastest of those that an H200 ran
+(benchmarks/results/wide_tile_h200.json)."""
+_MOST_SUMS = 128
+"""Sums of a thread that leave registers for two sets of operands."""
 _MOST_REGISTERS = 255
 _ALLOCATED_BY = 8
 """Registers of a thread are allocated in steps of so many."""
@@ -48,8 +53,8 @@ class Reemitted:
     report: Report | None = None
 
 
-def reemit(program: Program, symbol: str, spacing: Spacing = _DEFAULT_SPACING) -> Reemitted:
-    """Emit the steady loop of the kernel `symbol` anew; `spacing` is for experiments.
+def reemit(program: Program, symbol: str, spacing: Spacing | None = None) -> Reemitted:
+    """Emit the steady loop of the kernel `symbol` anew; a `spacing` other than the usual is for experiments.
 
     Nothing is raised for a kernel that the pass cannot take: the outcome's `reason` says why.
     """
@@ -60,7 +65,7 @@ def reemit(program: Program, symbol: str, spacing: Spacing = _DEFAULT_SPACING) -
 
 
 @functools.lru_cache(maxsize=128)
-def _reemit(image: bytes, symbol: str, spacing: Spacing) -> Reemitted:
+def _reemit(image: bytes, symbol: str, spacing: Spacing | None) -> Reemitted:
     multiply_adds = next(n for prefix, n in KNOWN_KERNELS.items() if symbol.startswith(prefix))
     try:
         return _attempt(Cubin(image), symbol, multiply_adds, spacing)
@@ -72,7 +77,15 @@ def _reemit(image: bytes, symbol: str, spacing: Spacing) -> Reemitted:
         return Reemitted(None, f"the machine code is not understood: {error}")
 
 
-def _attempt(cubin: Cubin, symbol: str, multiply_adds: int, spacing: Spacing) -> Reemitted:
+def orders(steady: Steady, spacing: Spacing | None = None) -> list[Order]:
+    """The orders that are tried for a loop."""
+    if len(steady.sums) <= _MOST_SUMS:
+        return [Order(held, spacing or _SPACING) for held in steady.sides]
+    longer = max(steady.sides, key=lambda side: steady.extent[side])
+    return [Order(longer, spacing or _RENEWING_SPACING, True, squares) for squares in (False, True)]
+
+
+def _attempt(cubin: Cubin, symbol: str, multiply_adds: int, spacing: Spacing | None) -> Reemitted:
     function = cubin.function(symbol)
     code = decode_function(function, cubin.sm)
     verifier = Verifier(code, multiply_adds)
@@ -85,8 +98,8 @@ def _attempt(cubin: Cubin, symbol: str, multiply_adds: int, spacing: Spacing) ->
     at_head, behind = live_before(code, first, last + 1)
     steady = map_loop(loop)
     best: tuple[RegisterFileScore, list[int]] | None = None
-    for held in steady.sides:
-        words = emit(loop, steady, at_head | behind, Order(held, spacing))
+    for order in orders(steady, spacing):
+        words = emit(loop, steady, at_head | behind, behind, order)
         predicted = score([decode(word, 0, cubin.sm) for word in words])
         if best is None or predicted.cycles < best[0].cycles:
             best = predicted, words
@@ -109,5 +122,8 @@ def _attempt(cubin: Cubin, symbol: str, multiply_adds: int, spacing: Spacing) ->
         raise UnsuitableLoop(f"{used} registers are needed, which would let fewer blocks share an SM")
     new = with_words(cubin, symbol, first, words, used)
     registers = new.function(symbol).registers
-    verifier.check(decode_function(new.function(symbol), new.sm), registers)
-    return Reemitted(new.image, None, Report(before, predicted, registers))
+    new_code = decode_function(new.function(symbol), new.sm)
+    verifier.check(new_code, registers)
+    after = steady_loop(new_code, multiply_adds)
+    assert not isinstance(after, str)
+    return Reemitted(new.image, None, Report(before, score(new_code[after[0] : after[1] + 1]), registers))

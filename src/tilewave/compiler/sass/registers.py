@@ -8,11 +8,11 @@ nobody's way and is reused as late as possible.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tilewave.compiler.sass.mapping import QUAD, require
-from tilewave.emulator.sass import Instruction
+from tilewave.emulator.sass import Instruction, decode
 from tilewave.emulator.sass.instruction import RESERVED_REGISTERS
 from tilewave.emulator.sass.operands import Address, Operand, Register
 
@@ -115,6 +115,46 @@ def rename_temporaries(
 def kept_registers(others: Sequence[Instruction], live_after: frozenset[int]) -> set[int]:
     """The registers that the other instructions use and that cannot be moved."""
     return {cell for web in _webs(others, live_after) if web.kept for cell in web.cells}
+
+
+def moved_out_of_the_way(busy: Iterable[int], movable: set[int], *, most: int, quads: int) -> dict[int, int]:
+    """Where to move pairs of the `movable` registers so that `quads` aligned quads are free: old to new.
+
+    At most `most` registers are moved; where that does not do, what was found is returned.
+    """
+    taken = {*busy, _STACK_POINTER}
+    moved: dict[int, int] = {}
+
+    def free_quads(taken: set[int]) -> int:
+        return sum(
+            taken.isdisjoint(range(first, first + QUAD)) for first in range(0, _REGISTERS - QUAD, QUAD)
+        )
+
+    def better() -> tuple[int, int] | None:
+        pairs = range(0, _REGISTERS - 1, 2)
+        for old in pairs:
+            if not {old, old + 1} <= movable - moved.keys():
+                continue
+            for new in pairs:
+                if taken.isdisjoint((new, new + 1)):
+                    after = taken - {old, old + 1} | {new, new + 1}
+                    if free_quads(after) > free_quads(taken):
+                        return old, new
+        return None
+
+    while free_quads(taken) < quads and len(moved) + 2 <= most and (found := better()) is not None:
+        old, new = found
+        taken = taken - {old, old + 1} | {new, new + 1}
+        moved |= {old: new, old + 1: new + 1}
+    return moved
+
+
+def with_registers_moved(one: Instruction, moved: Mapping[int, int]) -> Instruction:
+    """The instruction with other registers in the place of those that are moved."""
+    word = one.word
+    for _, register in register_operands(one):
+        word = _with_register(word, register, moved.get(register.index, register.index))
+    return one if word == one.word else decode(word, one.address, 90)
 
 
 def _with_register(word: int, register: Register, index: int) -> int:

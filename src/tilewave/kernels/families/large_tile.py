@@ -1,4 +1,5 @@
 """Tiles of warps of 64 x 64 outputs, for products that fill the GPU: 16 x 8 a thread, slices eight deep.
+Beside them, for the largest products, wide tiles of 12 x 16 or 16 x 12 outputs a thread.
 
 They read any strides along K; along m or n, also element by element, only neighbours.
 """
@@ -50,6 +51,32 @@ def _instance(warps_m: int, warps_n: int, blocks: int, reason: str, a: Access, b
     )
 
 
+def _wide(tm: int, tn: int, a: Contiguous, b: Contiguous) -> Instance:
+    row_lanes = 8 if tm == 12 else 4
+    bm, bn, width = 2 * tm * row_lanes, 2 * tn * (32 // row_lanes), 16
+    letters = layout_letters(a, b)
+    of_a, of_b = Access(a, width), Access(b, width)
+    return Instance(
+        name=f"{name}_{bm}x{bn}_{letters}_{width}",
+        family=name,
+        header="kernels/wide_tile.cuh",
+        entry=f"tilewave::wide_tile<{tm}, {tn}, {_flag(of_a)}, {_flag(of_b)}>",
+        bm=bm,
+        bn=bn,
+        bk=_DEPTH,
+        tm=tm,
+        tn=tn,
+        threads=128,
+        shared_bytes=2 * _stage_bytes(bm, bn, of_a, of_b) + _TASK_BYTES,
+        a=of_a,
+        b=of_b,
+        reason="the fewest loads and other instructions a multiply-add, for products of many tiles; "
+        f"layout {letters.upper()}, {_WORDS[width]}",
+        keeps_own=True,
+        needs_new_loop=True,
+    )
+
+
 def _stage_bytes(bm: int, bn: int, a: Access, b: Access) -> int:
     """Bytes from one stage to the other: `large_stage_bytes` of the template."""
     pitches = (extent + 4 * (access.contiguous is Contiguous.K) for extent, access in ((bm, a), (bn, b)))
@@ -70,6 +97,14 @@ _BY_ACCESS = {
     (of_a, of_b, width): tuple(_instance(*tile, Access(of_a, width), Access(of_b, width)) for tile in _TILES)
     for width, of_a, of_b in product(WIDTHS, Contiguous, Contiguous)
 }
+for _tile in (
+    _wide(16, 12, Contiguous.K, Contiguous.OTHER),
+    _wide(12, 16, Contiguous.OTHER, Contiguous.OTHER),
+    _wide(12, 16, Contiguous.OTHER, Contiguous.K),
+):
+    assert _tile.a is not None
+    assert _tile.b is not None
+    _BY_ACCESS[_tile.a.contiguous, _tile.b.contiguous, _tile.a.width] += (_tile,)
 _INSTANCES = tuple(instance for group in _BY_ACCESS.values() for instance in group)
 
 #: The loop over K counts its slices in 32 bits.

@@ -59,8 +59,15 @@ class GemmPlanner:
         self.costs = costs_for(spec.name) if costs is None else costs
         self._models: dict[str, InstanceModel] = {}
         self._rates: dict[int, Rates] = {}
+        self._ruled_out: dict[str, str] = {}
         self._plans: OrderedDict[Any, GemmPlan] = OrderedDict()
         self._lock = threading.Lock()
+
+    def rule_out(self, instance: Instance, reason: str) -> None:
+        """Choose this instance no more, for a reason that a GPU gave; plans made before are forgotten."""
+        with self._lock:
+            self._ruled_out[instance.name] = reason
+            self._plans.clear()
 
     def plan(self, problem: GemmProblem, options: PlanOptions = _DEFAULT) -> GemmPlan:
         """The plan for a problem, from the cache when it was made before."""
@@ -203,11 +210,20 @@ class GemmPlanner:
                 if reason is None and options.batch_invariant:
                     reason = _why_variant(instance)
                 model = self.model(instance)
-                reason = reason or model.refusal
+                reason = reason or model.refusal or self._why_slow(instance)
                 if reason is None:
                     yield instance, None, Weigher(model, problem, traffic, rates)
                 elif explain:
                     yield instance, reason, None
+
+    def _why_slow(self, instance: Instance) -> str | None:
+        """Why an instance that needs the loop of the register-file pass would run without it, or None."""
+        if not instance.needs_new_loop:
+            return None
+        if not self.new_loops:
+            return "it is fast only with the register-file pass's loop, which does not run here"
+        reason = self._ruled_out.get(instance.name)
+        return None if reason is None else f"it is fast only with the register-file pass's loop: {reason}"
 
     def model(self, instance: Instance) -> InstanceModel:
         """What an instance costs on this GPU, worked out once."""
@@ -285,8 +301,9 @@ _planners_lock = threading.Lock()
 def plan_gemm(problem: GemmProblem, spec: DeviceSpec, options: PlanOptions = _DEFAULT) -> GemmPlan:
     """Which kernel computes a problem on a GPU, and how its work is dealt: the least predicted time.
 
-    Pure and deterministic: equal arguments give equal plans on every machine. Raises ``UsageError`` for
-    options that contradict each other or the problem.
+    Pure and deterministic: equal arguments give equal plans on every machine, unless a GPU of this process
+    has refused a kernel (`rule_out`). Raises ``UsageError`` for options that contradict each other or the
+    problem.
     """
     planner = _planners.get(id(spec))
     if planner is None or planner.spec is not spec:
@@ -307,10 +324,16 @@ def planner_of(spec: DeviceSpec) -> GemmPlanner:
         planner = GemmPlanner(spec, FAMILIES, new_loops=switched_off() is None)
         if equal is not None:
             planner._plans, planner._models, planner._lock = equal._plans, equal._models, equal._lock
+            planner._ruled_out = equal._ruled_out
         _planners[id(spec)] = planner
         while len(_planners) > _CACHED_PLANNERS:
             _planners.popitem(last=False)
         return planner
+
+
+def rule_out(spec: DeviceSpec, instance: Instance, reason: str) -> None:
+    """Let `plan_gemm` choose an instance no more on a GPU that runs it without the loop that it needs."""
+    planner_of(spec).rule_out(instance, reason)
 
 
 def _checked(problem: GemmProblem) -> GemmProblem:
