@@ -21,6 +21,7 @@ from tilewave.compiler.sass.register_file import score
 from tilewave.device import DeviceSpec
 from tilewave.emulator import Memory
 from tilewave.emulator.sass import Control, Cubin, Instruction, decode, decode_function, run_blocks
+from tilewave.emulator.sass.instruction import RESERVED_REGISTERS
 from tilewave.errors import DeviceError, EmulationError
 from tilewave.runtime.driver import Device, DeviceArray, Module, Stream
 
@@ -47,6 +48,7 @@ _FIRST_FREE = 64
 _FIRST_OF_A = 192
 _FIRST_LOADED = 224
 _REGISTERS = 240
+_LEAST_DECLARED = _REGISTERS + RESERVED_REGISTERS
 _LOADS_IN_FLIGHT = 4
 _SHARED_BEGIN = 0x400
 """Of the carrier's own shared memory: from sm_90 on the system keeps what lies before."""
@@ -247,10 +249,10 @@ def kernel_of(sequence: Sequence[Instruction], arch: str) -> Cubin:
     code = decode_function(function, cubin.sm)
     places = [i for i, one in enumerate(code) if one.opcode == "FFMA"]
     used = _used_by_the_loop(code, places)
-    if len(places) != STEPS or used >= _FIRST_FREE or function.registers < _REGISTERS:
+    if len(places) != STEPS or used >= _FIRST_FREE or function.registers < _LEAST_DECLARED:
         raise EmulationError(
             f"the carrier has {len(places)} multiply-adds and {function.registers} registers, of which its "
-            f"loop uses R{used}; it needs {STEPS}, at least {_REGISTERS}, and a loop that stays below "
+            f"loop uses R{used}; it needs {STEPS}, at least {_LEAST_DECLARED}, and a loop that stays below "
             f"R{_FIRST_FREE}"
         )
     words = [_unhurried(one).word for one in code[places[0] : places[-1] + 1]]
