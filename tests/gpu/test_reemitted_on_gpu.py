@@ -131,7 +131,7 @@ def test_a_spoiled_loop_is_found(
     instance = DEFAULT[int(rng.integers(len(DEFAULT)))]
     program, kernel, new = made(instance, arch)
     code = decode_function(Cubin(new).function(kernel.symbol), 90)
-    found = steady_loop(code, 1024)
+    found = steady_loop(code, instance.tm * instance.tn * instance.bk)
     assert not isinstance(found, str)
     multiply_adds = [i for i in range(found[0], found[1]) if code[i].opcode == "FFMA"]
     at = int(rng.choice(multiply_adds))
