@@ -68,7 +68,7 @@ def instances() -> tuple[Instance, ...]:
 
 
 def matching(problem: GemmProblem) -> tuple[Instance, ...]:
-    """The two smallest instances that hold an item of a batch; or the two first panels that suit a tall matrix."""
+    """The two smallest instances that hold an item of a batch; the first two panels for tall matrices."""
     if not problem.product:
         return ()
     if problem.m > MOST_ITEM:
