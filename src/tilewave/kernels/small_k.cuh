@@ -11,8 +11,17 @@
 
 namespace tilewave {
 
+// Blocks that an SM should hold. On sm_80 the registers of three blocks are too few for a depth of 8: ptxas spills.
+constexpr __host__ __device__ int small_k_blocks(int depth) {
+#if __CUDA_ARCH__ == 800
+    return depth == 4 ? 4 : 2;
+#else
+    return depth == 4 ? 4 : depth == 8 ? 3 : 2;
+#endif
+}
+
 template <int BM, int LANES, int DEPTH>
-__global__ void __launch_bounds__(256, DEPTH == 4 ? 4 : DEPTH == 8 ? 3 : 2)
+__global__ void __launch_bounds__(256, small_k_blocks(DEPTH))
     small_k(const __grid_constant__ GemmArgs args) {
     constexpr int THREADS = 256, COLUMNS = 4, BN = COLUMNS * LANES, GROUPS = THREADS / LANES, ROWS = 4;
     constexpr int PITCH = line_pitch(DEPTH);
