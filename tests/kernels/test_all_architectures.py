@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tilewave.compiler import compiler_version
+from tilewave.compiler.register_pass import architecture_refusal
 from tilewave.kernels.build import compile_instance
 from tilewave.kernels.instances import Instance
 from tilewave.kernels.ship import SHIPPED_ARCHITECTURES, every_kernel
@@ -35,7 +36,8 @@ def check(instances: Sequence[Instance], arch: str) -> None:
         spilled = resources.spill_store_bytes + resources.spill_load_bytes
         found[instance.name] = [resources.registers, spilled, resources.static_shared_bytes]
         most = MOST_SPILLED if arch in UNTUNED else 0
-        assert spilled <= most, f"{instance} spills {spilled} bytes on {arch}"
+        never_chosen = instance.needs_new_loop and architecture_refusal(arch) is not None
+        assert never_chosen or spilled <= most, f"{instance} spills {spilled} bytes on {arch}"
     if RECORD["compiler"] == compiler_version():
         recorded = RECORD["architectures"][arch]
         changed = {name: row for name, row in found.items() if recorded.get(name) != row}
