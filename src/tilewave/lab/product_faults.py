@@ -96,8 +96,8 @@ FAULTS = (
         "column_stream: a partial sum is not stored",
         "streams.cuh",
         Edit(
-            "for (int i = threadIdx.x; i < OUTPUTS; i += THREADS) slot[i]",
-            "for (int i = threadIdx.x + 1; i < OUTPUTS; i += THREADS) slot[i]",
+            "for (int i = 4 * threadIdx.x; i < OUTPUTS; i += 4 * THREADS)",
+            "for (int i = 4 * threadIdx.x + 4; i < OUTPUTS; i += 4 * THREADS)",
         ),
         "column_stream",
         "_4b",
