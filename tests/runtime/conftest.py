@@ -27,7 +27,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
     monkeypatch.setattr(workspace, "_pools", {})
     monkeypatch.setattr(staging, "_stagers", {})
     monkeypatch.setattr(interop, "_followers", {})
-    monkeypatch.setattr(interop, "_lasting", {0, 1, 2})
+    monkeypatch.setattr(interop, "_lasting", {0, 1})
     driver.probe.cache_clear()
     yield fake
     driver.probe.cache_clear()

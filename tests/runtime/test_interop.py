@@ -136,10 +136,28 @@ def test_followers_and_their_events_belong_to_the_primary_context(
     assert shared.current == 901
 
 
-@pytest.mark.parametrize("handle", [0, 1, 2])
+@pytest.mark.parametrize("handle", [0, 1])
 def test_default_streams_last(shared: FakeGpu, handle: int) -> None:
     assert lasting_stream(handle, 0) == handle
     assert shared.calls == []
+
+
+def test_a_threads_own_stream_is_followed(shared: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks handle 2 later, in another thread, asks another stream; it is that of the current context."""
+    recorded_in: list[int] = []
+
+    def record(self: FakeGpu, event: int, stream: int) -> tuple[()]:
+        recorded_in.append(self.current)
+        return ()
+
+    monkeypatch.setattr(type(shared), "on_cuEventRecord", record)
+    shared.current = 901  # of GPU 1 by the fake's rule
+    follower = lasting_stream(2, 1)
+    assert follower not in (0, 1, 2)
+    assert [call[1][1] for call in named(shared, "cuEventRecord")] == [2]
+    assert recorded_in == [901]
+    assert [call[1][0] for call in named(shared, "cuStreamWaitEvent")] == [follower]
+    assert (shared.current, shared.pushed) == (901, [])
 
 
 def test_streams_of_torch_s_pool_last_and_external_ones_do_not(shared: FakeGpu) -> None:

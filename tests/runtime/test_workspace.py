@@ -9,7 +9,7 @@ import types
 import pytest
 from tests.runtime.fake_gpu import FakeGpu, Result
 
-from tilewave.errors import CaptureError
+from tilewave.errors import CaptureError, DeviceError
 from tilewave.runtime.interop import stream_handle
 from tilewave.runtime.kernels import gpu_state
 from tilewave.runtime.workspace import Arena, WorkspacePool, workspace_pool
@@ -180,12 +180,37 @@ def test_a_stream_that_cannot_be_asked_keeps_its_arena(
 def test_streams_that_last_keep_their_arenas(
     pool: WorkspacePool, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Default streams and those of PyTorch's pool that were met cost nothing more either."""
+    """The default stream and those of PyTorch's pool that were met cost nothing more either."""
     stream_handle(types.SimpleNamespace(cuda_stream=0x50, stream_id=35))
-    arenas = [used(pool, stream) for stream in (0, 2, 0x50)]
+    arenas = [used(pool, stream) for stream in (0, 1, 0x50)]
     assert gpu.count("cuEventRecord") == 0
     assert used(pool, 0x60) not in arenas
-    assert [used(pool, stream) for stream in (0, 2, 0x50)] == arenas
+    assert [used(pool, stream) for stream in (0, 1, 0x50)] == arenas
+
+
+def test_a_stream_that_turns_out_to_last_keeps_its_arena(pool: WorkspacePool, gpu: FakeGpu) -> None:
+    """PyTorch's current stream comes as a number, a stream that is given as an object: it may be the same.
+    The event of the launch that was submitted under its number says nothing of later ones."""
+    first = used(pool, 0x50)
+    stream_handle(types.SimpleNamespace(cuda_stream=0x50, stream_id=35))
+    assert used(pool, 0x50) is first
+    assert used(pool, 0x60) is not first  # 0x50 may be at work: nobody has asked
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["at first", "when it grows"])
+def test_memory_that_is_not_to_be_had_disturbs_no_other_stream(
+    pool: WorkspacePool, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, before: bool
+) -> None:
+    if before:
+        used(pool, 11)
+    full = lambda nbytes, stream: (Result.CUDA_ERROR_OUT_OF_MEMORY, 0)  # noqa: E731
+    with monkeypatch.context() as while_full:
+        while_full.setattr(gpu, "cuMemAllocAsync", full, raising=False)
+        with pytest.raises(DeviceError, match="OUT_OF_MEMORY"):
+            used(pool, 11, 100, 1 << 20)
+    arena = used(pool, 12)
+    assert used(pool, 13) is arena
+    assert used(pool, 11) is arena
 
 
 def test_an_arena_left_behind_that_is_too_small_is_outgrown(pool: WorkspacePool, gpu: FakeGpu) -> None:

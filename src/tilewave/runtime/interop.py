@@ -38,20 +38,23 @@ def wait_for(stream: int, producer: int, device: int) -> None:
             driver._call("cuEventDestroy", event)
 
 
-_lasting: set[int] = {0, 1, 2}
-"""Streams that are never destroyed: default streams, and those of PyTorch's own pool that were met."""
+_PER_THREAD = 2
+"""The handle by which every thread means another stream: its own, which ends with it."""
+
+_lasting: set[int] = {0, 1}
+"""Streams that are never destroyed: the default stream, and those of PyTorch's own pool that were met."""
 _followers: dict[int, int] = {}
 """For each GPU a stream of tilewave's own, on which nothing runs; never destroyed either."""
 _followers_lock = threading.Lock()
 
 
 def lasts(stream: int) -> bool:
-    """Whether a stream is known to live as long as the process."""
+    """Whether a handle is known to mean one stream, in every thread, that lives as long as the process."""
     return stream in _lasting
 
 
 def lasting_stream(stream: int, device: int) -> int:
-    """A stream that is never destroyed, and has passed no later than ``stream`` what that holds now.
+    """A stream that is never destroyed, and passes what ``stream`` holds now no earlier than that.
 
     For whoever remembers a stream and asks it at some later time whether it has passed, as PyTorch does when
     memory is freed: a stream that was given as a handle may be gone by then. That is ``stream`` itself where
@@ -60,12 +63,14 @@ def lasting_stream(stream: int, device: int) -> int:
     """
     if lasts(stream):
         return stream
+    state = gpu_state(device)
     # The caller's own context may be a green one, which would take streams and events with it when it goes.
-    with gpu_state(device).primary_context():
-        with _followers_lock:
-            follower = _followers.get(device)
-            if follower is None:
-                follower = _followers[device] = int(driver._call("cuStreamCreate", 1))  # non-blocking
+    with state.primary_context(), _followers_lock:
+        follower = _followers.get(device)
+        if follower is None:
+            follower = _followers[device] = int(driver._call("cuStreamCreate", 1))  # non-blocking
+    # Every context has a stream of the thread's: the one at work is that of the caller's context.
+    with state.context() if stream == _PER_THREAD else state.primary_context():
         if not is_capturing(stream):
             wait_for(follower, stream, device)
     return follower

@@ -101,9 +101,9 @@ class WorkspacePool:
         # Handles are used again for other streams, identities are not (nor told while capturing).
         identity = int(driver._call("cuStreamGetId", stream))
         with self._lock:
+            self._marked.discard(identity)  # it was not known before that a stream lasts, maybe
             if not lasts(stream):
                 self._used.append((identity, stream))
-                self._marked.discard(identity)
             arena = self._by_stream.get(identity) or self._left_behind(ticket_bytes, partial_bytes)
             if arena is None or not arena.holds(ticket_bytes, partial_bytes):
                 if arena is not None:
@@ -143,6 +143,8 @@ class WorkspacePool:
         with self._lock:
             used, self._used = self._used, []  # whatever happens: they may be gone at the next time
             for identity, stream in used:
+                if identity not in self._by_stream:
+                    continue  # no memory was to be had for it
                 event = self._events.get(identity)
                 if event is None:
                     with self._state.primary_context():
