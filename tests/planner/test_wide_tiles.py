@@ -7,7 +7,8 @@ import pytest
 import tilewave
 from tilewave.device import get_spec
 from tilewave.kernels.families import FAMILIES, large_tile
-from tilewave.planner.gemm import GemmPlan, GemmPlanner
+from tilewave.planner.gemm import GemmPlan, GemmPlanner, PlanOptions
+from tilewave.problem import GemmProblem
 
 WIDE = {one.name for one in large_tile.instances() if one.needs_new_loop}
 
@@ -55,3 +56,19 @@ def test_ruled_out() -> None:
     said = {one.rejected for one in second.considered if one.instance == first.instance}
     assert said == {"it is fast only with the register-file pass's loop: a reason"}
     assert planned(planner, "TN", 8192).instance.name in WIDE
+
+
+def test_ruled_out_while_another_thread_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That thread's plan, which was begun before, is not kept for those that ask later."""
+    planner = h200(new_loops=True)
+    afresh = planner.plan_afresh
+
+    def slow(problem: GemmProblem, options: PlanOptions) -> GemmPlan:
+        made = afresh(problem, options)
+        planner.rule_out(made.instance, "another thread loaded it meanwhile")
+        return made
+
+    with monkeypatch.context() as begun_before:
+        begun_before.setattr(planner, "plan_afresh", slow)
+        assert planned(planner, "NN", 8192).instance.name in WIDE
+    assert planned(planner, "NN", 8192).instance.name not in WIDE

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,12 +24,15 @@ from tilewave.compiler.register_pass import OFF_SWITCH, pass_outcome
 from tilewave.device import DeviceSpec, get_spec
 from tilewave.errors import CaptureError
 from tilewave.kernels import new_loops
+from tilewave.kernels.arguments import Pointers
 from tilewave.kernels.build import compile_instance
 from tilewave.kernels.families import large_tile
 from tilewave.kernels.instances import Instance
 from tilewave.kernels.new_loops import instance_refusal
-from tilewave.runtime import driver, kernels, loop_check, loop_choice, loop_launcher
-from tilewave.runtime.execute import prepare_plan
+from tilewave.planner.gemm import GemmPlan, PlanOptions, select
+from tilewave.problem import Precision
+from tilewave.runtime import driver, fp16x3, kernels, loop_check, loop_choice, loop_launcher
+from tilewave.runtime.execute import prepare_plan, with_its_loops
 from tilewave.runtime.kernels import gpu_state
 from tilewave.runtime.loop_check import Verdict, compare, remembered_verdict, verdict_key
 from tilewave.runtime.loop_choice import RegisterFileWarning
@@ -104,14 +108,20 @@ def one_bit(out: Floats, launch: int) -> None:
 # What is chosen.
 
 
+def refusing_gpu(monkeypatch: pytest.MonkeyPatch, place: int) -> tuple[DeviceSpec, loop_choice.Loop]:
+    """A GPU of which nobody else makes plans and that refuses every new loop, and what it says."""
+    spec = replace(get_spec("H200"), clock_mhz=get_spec("H200").clock_mhz - place)
+    monkeypatch.setattr(kernels, "query_device", lambda ordinal: spec)
+    refused = loop_choice.Loop(False, "the new loop failed the check on this GPU: of purpose")
+    monkeypatch.setattr(kernels, "choose_loop", lambda *args: refused)
+    return spec, refused
+
+
 def test_a_kernel_without_the_loop_that_it_needs_is_not_chosen_again(
     fake: Kernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the check fails, another kernel is loaded in its place, and plans leave it out from then on."""
-    spec = replace(get_spec("H200"), clock_mhz=get_spec("H200").clock_mhz - 1)  # nobody else's planner
-    monkeypatch.setattr(kernels, "query_device", lambda ordinal: spec)
-    refused = loop_choice.Loop(False, "the new loop failed the check on this GPU: of purpose")
-    monkeypatch.setattr(kernels, "choose_loop", lambda *args: refused)
+    spec, refused = refusing_gpu(monkeypatch, 1)
     first = tilewave.plan(8192, 8192, 8192, device=spec)
     assert first.instance.needs_new_loop
     prepare_plan(first, device=0)
@@ -121,6 +131,30 @@ def test_a_kernel_without_the_loop_that_it_needs_is_not_chosen_again(
     assert loaded == [first.instance.name, second.instance.name]
     (said,) = {one.rejected for one in second.considered if one.instance == first.instance}
     assert said == f"it is fast only with the register-file pass's loop: {refused.why}"
+    # The planner keeps what it knows of a limited number of GPUs; what is loaded stays loaded.
+    monkeypatch.setattr(select, "_planners", OrderedDict())
+    assert select.plan_gemm(first.covers, spec).instance == first.instance
+    again = with_its_loops(first, 0, 0, PlanOptions())
+    assert again.instance == second.instance == select.plan_gemm(first.covers, spec).instance
+
+
+def test_a_mode_that_is_left_for_ieee_does_without_the_compilers_loop_too(
+    fake: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """fp16x3 with a schedule that it has not: the plan that it keeps is another one when the check fails."""
+    spec, _ = refusing_gpu(monkeypatch, 2)
+    monkeypatch.setattr(fp16x3, "_modes", {})
+    launched: list[GemmPlan] = []
+    monkeypatch.setattr(fp16x3, "launch_plan", lambda plan, *_, **__: launched.append(plan))
+    problem = tilewave.plan(6144, 6144, 6144, device=spec, precision="fp16x3", schedule="stream_k").covers
+    options = PlanOptions("stream_k")
+    assert select.plan_gemm(problem, spec, options).instance.needs_new_loop
+    for _ in range(2):
+        asked = replace(problem, precision=Precision.FP16X3)
+        fp16x3.run(asked, Pointers(0, 0, 0), 1.0, 0.0, device=0, stream=0, options=options)
+    assert launched[0] is launched[1]
+    assert not launched[0].instance.needs_new_loop
+    assert "fp16x3 was asked for and ieee runs" in launched[0].notes[-1]
 
 
 def test_the_new_loop_is_the_default(fake: Kernels) -> None:

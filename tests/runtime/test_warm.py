@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.library.host_gpu import CupyArray, FakeStreams, TorchTensor, fake_cupy, fake_torch
-from tests.runtime.fake_gpu import FakeGpu
+from tests.runtime.fake_gpu import FakeGpu, Result
 
 import tilewave
 from tilewave import arrays, recording, warm
-from tilewave.errors import CaptureError, TilewaveError, UsageError
+from tilewave.errors import CaptureError, DeviceError, TilewaveError, UsageError
 from tilewave.runtime import execute, interop, prepared
 from tilewave.runtime.kernels import GpuState, gpu_state
 from tilewave.runtime.workspace import workspace_pool
@@ -539,6 +539,20 @@ def test_workspace_too_small_for_an_edge_is_refused_before_the_tiles_are_launche
     assert len(warm_gpu.driver.launches) == 3
     with pytest.raises(UsageError, match="workspace has 400 bytes; this plan needs"):
         tilewave.gemm(a, b, out=out, workspace=Tensor(np.zeros(100, F)))
+    assert len(warm_gpu.driver.launches) == 3
+
+
+def test_memory_that_an_edge_would_lack_is_missed_before_the_tiles_are_launched(
+    warm_gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, out = (Tensor(at_remainder(np.zeros((2049, 2049), F), 0)) for _ in range(3))
+    full = lambda nbytes, stream: (Result.CUDA_ERROR_OUT_OF_MEMORY, 0)  # noqa: E731
+    with monkeypatch.context() as while_full:
+        while_full.setattr(warm_gpu.driver, "cuMemAllocAsync", full, raising=False)
+        with pytest.raises(DeviceError, match="OUT_OF_MEMORY"):
+            tilewave.matmul(a, b, out=out)
+    assert warm_gpu.driver.launches == []
+    tilewave.matmul(a, b, out=out)
     assert len(warm_gpu.driver.launches) == 3
 
 

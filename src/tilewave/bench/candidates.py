@@ -121,7 +121,10 @@ def measure(
         return []
     found: dict[str, GemmCandidate] = {}
     contenders = []
+    state = gpu_state(stream.device.ordinal)
     for candidate in candidates:
+        if state.lacks_loop(candidate.instance, stream.handle):
+            continue  # the planner will not choose it here
         plan = planner.plan_with(problem, candidate.instance, candidate.schedule)
         if plan.cut.counters <= TICKETS:
             found[str(candidate)] = candidate

@@ -15,7 +15,7 @@ from tilewave.planner.gemm.edges import pointers_of
 from tilewave.planner.gemm.records import GemmPlan
 from tilewave.problem import GemmProblem, Precision
 from tilewave.runtime import driver
-from tilewave.runtime.kernels import gpu_state, is_capturing
+from tilewave.runtime.kernels import gpu_state
 from tilewave.runtime.workspace import workspace_pool
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def run(
             workspace=workspace,
             packed=packed,
         )
-    plan = _with_its_loops(plan_gemm(problem, gpu_state(device).spec, options), device, stream, options)
+    plan = with_its_loops(plan_gemm(problem, gpu_state(device).spec, options), device, stream, options)
     launch_plan(plan, pointers, alpha, beta, device=device, stream=stream, workspace=workspace)
     return plan
 
@@ -131,7 +131,7 @@ def prepare_plan(plan: GemmPlan, *, device: int, branches: int = 1) -> None:
 
         prepare_fp16x3(plan, device=device, branches=branches)
         return
-    plan = _with_its_loops(plan, device, 0, getattr(plan.considered, "options", PlanOptions()))
+    plan = with_its_loops(plan, device, 0, getattr(plan.considered, "options", PlanOptions()))
     parts = list(_parts(plan))
     with state.context():
         for part in parts:
@@ -141,14 +141,19 @@ def prepare_plan(plan: GemmPlan, *, device: int, branches: int = 1) -> None:
             workspace_pool(state).reserve(ticket_bytes, partial_bytes, branches)
 
 
-def _with_its_loops(plan: GemmPlan, device: int, stream: int, options: PlanOptions) -> GemmPlan:
+def with_its_loops(plan: GemmPlan, device: int, stream: int, options: PlanOptions) -> GemmPlan:
     """The plan, or another one in place of one whose kernels need loops that this GPU does not run."""
-    if not plan.edges and not plan.instance.needs_new_loop:
-        return plan
-    state = gpu_state(device)
-    while any(state.lacks_loop(part.instance, stream) for part in _parts(plan)):
-        plan = plan_gemm(plan.covers, state.spec, options)
+    while lacks_loops(plan, device, stream):
+        plan = plan_gemm(plan.covers, gpu_state(device).spec, options)
     return plan
+
+
+def lacks_loops(plan: GemmPlan, device: int, stream: int) -> bool:
+    """Whether kernels of a plan need loops that this GPU does not run; no plan from then on has these."""
+    if not plan.edges and not plan.instance.needs_new_loop:
+        return False
+    state = gpu_state(device)
+    return any(state.lacks_loop(part.instance, stream) for part in _parts(plan))
 
 
 def _parts(plan: GemmPlan) -> Iterator[GemmPlan]:
@@ -171,7 +176,7 @@ def _require_all(plan: GemmPlan, device: int, stream: int, workspace: tuple[int,
         if workspace is not None:
             for part in cut:
                 _placed(part, workspace)
-        elif cut and is_capturing(stream):
+        elif cut:
             pool = workspace_pool(state)
             with pool.submitting:
                 pool.take(

@@ -19,7 +19,7 @@ from tilewave.planner.fp16x3 import plan_fp16x3
 from tilewave.planner.gemm.records import GemmPlan
 from tilewave.problem import GemmProblem
 from tilewave.runtime import driver
-from tilewave.runtime.execute import launch_plan, workspace_of_plan
+from tilewave.runtime.execute import lacks_loops, launch_plan, workspace_of_plan
 from tilewave.runtime.fp16x3_steps import Step, packing_steps, steps
 from tilewave.runtime.kernels import GpuState, gpu_state, is_capturing
 from tilewave.runtime.loop_launcher import load_kernel
@@ -112,12 +112,12 @@ class ModeState:
                 self._kernels[instance.name] = handle
             return self._kernels[instance.name]
 
-    def plan(self, problem: GemmProblem, options: PlanOptions) -> GemmPlan:
-        """The plan of a problem, from those kept if it is there."""
+    def plan(self, problem: GemmProblem, options: PlanOptions, stream: int) -> GemmPlan:
+        """The plan of a problem, from those kept if it is there; its kernels run here with their loops."""
         key = (problem, options)
         with self._lock:
             plan = self._plans.get(key)
-        if plan is None:
+        while plan is None or lacks_loops(plan, self.state.ordinal, stream):
             plan = plan_fp16x3(problem, self.state.spec, options)
         self._keep(self._plans, key, plan, _KEPT_PLANS)
         return plan
@@ -185,7 +185,7 @@ def run(
     As `runtime.execute.run`; ``packed`` may hold operands that were packed ahead. The plan tells whether
     ``fp16x3`` ran or ``ieee``, and why.
     """
-    plan = mode_state(device).plan(problem, options)
+    plan = mode_state(device).plan(problem, options, stream)
     if plan.instance.family == fp16x3.FAMILY:
         kept = _kept(plan, pointers, packed) if packed else (None, None)
         launch_fp16x3(

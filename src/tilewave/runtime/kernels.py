@@ -70,13 +70,17 @@ class GpuState:
     def lacks_loop(self, instance: Instance, stream: int) -> bool:
         """Whether a kernel needs the register-file pass's loop and does not get it here; loads it to see.
 
-        From then on `plan_gemm` leaves such a kernel out on this GPU.
+        From then on `plan_gemm` leaves such a kernel out on this GPU. It is told so every time: it may have
+        dropped what it knew of a GPU, as it keeps a limited number of them.
         """
         if not instance.needs_new_loop:
             return False
         with self.context():
             self.kernel(instance, stream)
-        return not self._loops[instance.name].new
+        loop = self._loops[instance.name]
+        if not loop.new:
+            rule_out(self.spec, instance, loop.why)
+        return not loop.new
 
     def _load(self, instance: Instance) -> Any:
         arch = choose_arch(self.spec.compute_capability, driver_cuda_version())
@@ -95,8 +99,6 @@ class GpuState:
             library, handle = load_kernel(image, kernel, instance, self.handle)
             self._libraries.append(library)
             self._loops[instance.name] = loop
-            if instance.needs_new_loop and not loop.new:
-                rule_out(self.spec, instance, loop.why)
             self._kernels[instance.name] = handle
             return handle
 

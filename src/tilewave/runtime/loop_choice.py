@@ -68,8 +68,13 @@ def choose_loop(
     if verdict.same:
         return Loop(True, f"{new.summary}; checked on this GPU: {verdict.words}")
     if found_now:
+        instead = (
+            "is left out of plans"
+            if instance.needs_new_loop
+            else "runs with the compiler's loop, slower than it could"
+        )
         warnings.warn(
-            f"{instance} runs with the compiler's loop, slower than it could: its new loop failed the check "
+            f"{instance} {instead}: its new loop failed the check "
             f"on {spec.name} ({verdict.words}). Results are not affected. Please report it; "
             f"{OFF_SWITCH}=0 switches the register-file pass off.",
             RegisterFileWarning,

@@ -12,7 +12,7 @@ from tilewave.kernels.arguments import GEMM_ARGS_BYTES, POINTER_OFFSETS, Pointer
 from tilewave.on_device import executor, normalised_problem
 from tilewave.planner.gemm import GemmPlan, PlanOptions, plan_gemm
 from tilewave.runtime import driver
-from tilewave.runtime.execute import run
+from tilewave.runtime.execute import run, with_its_loops
 from tilewave.runtime.kernels import GpuState, gpu_state
 from tilewave.runtime.workspace import workspace_pool
 from tilewave.semantics import contiguous, span
@@ -169,6 +169,7 @@ def prepare_call(call: GemmCall, options: PlanOptions) -> PreparedGemm | None:
         return None
     state = gpu_state(call.device)
     plan = plan_gemm(normalised.problem, state.spec, options)
+    plan = with_its_loops(plan, call.device, call.stream, options)
     if plan.blocks == 0 or plan.edges:
         return None
     return PreparedGemm(call, plan, state, normalised.swapped)

@@ -66,8 +66,9 @@ class GemmPlanner:
     def rule_out(self, instance: Instance, reason: str) -> None:
         """Choose this instance no more, for a reason that a GPU gave; plans made before are forgotten."""
         with self._lock:
-            self._ruled_out[instance.name] = reason
-            self._plans.clear()
+            if instance.name not in self._ruled_out:
+                self._ruled_out[instance.name] = reason
+                self._plans.clear()
 
     def plan(self, problem: GemmProblem, options: PlanOptions = _DEFAULT) -> GemmPlan:
         """The plan for a problem, from the cache when it was made before."""
@@ -77,11 +78,14 @@ class GemmPlanner:
             if plan is not None:
                 self._plans.move_to_end(key)
                 return plan
+            ruled_out = len(self._ruled_out)
         plan = self.plan_afresh(problem, options)
         with self._lock:
-            self._plans[key] = plan
-            if len(self._plans) > CACHED_PLANS:
-                self._plans.popitem(last=False)
+            # What was begun before a kernel was ruled out may hold it, and is not to be met again.
+            if len(self._ruled_out) == ruled_out:
+                self._plans[key] = plan
+                if len(self._plans) > CACHED_PLANS:
+                    self._plans.popitem(last=False)
         return plan
 
     def plan_afresh(self, problem: GemmProblem, options: PlanOptions = _DEFAULT) -> GemmPlan:
