@@ -135,8 +135,8 @@ def run_group_on_device(calls: Sequence[GemmCall], options: PlanOptions, workspa
             if call.out is not None and target is not call.out
         ]
         _submit(copies_from(aside), calls[0], PlanOptions(max_sms=options.max_sms), memory)
-    for call in calls:
-        keep_exchanged(call)
+    for place, call in enumerate(calls):
+        keep_exchanged(call, None if place else workspace)
     results = []
     for call, target, before in zip(calls, targets, befores, strict=True):
         result = written(call.out) if call.out is not None else finished(call.framework, target.owner)

@@ -57,7 +57,7 @@ def run_on_device(call: GemmCall, options: PlanOptions, workspace: Any) -> Any:
         submit(call, target, before, options, memory)
         if call.out is not None and target is not call.out:
             submit_copy(call, target, call.out, options)
-    keep_exchanged(call)
+    keep_exchanged(call, workspace)
     result = written(call.out) if call.out is not None else finished(call.framework, target.owner)
     return result if before is None else (result, finished(call.framework, before.owner))
 
@@ -253,16 +253,23 @@ def ordered(call: GemmCall) -> Iterator[None]:
         wait_for(other, call.stream, _gpu(call))
 
 
-def keep_exchanged(call: GemmCall) -> None:
+def keep_exchanged(call: GemmCall, workspace: Any = None) -> None:
     """Keep memory until the work on it is done, where its owner knows nothing of our stream.
 
     That is memory that came through DLPack, which may be reused as soon as it is given back, and PyTorch's
-    where work is submitted to another stream than its current one.
+    where work is submitted to another stream than its current one; the caller's ``workspace`` among it, which
+    PyTorch's own stream never waits for.
     """
     views = [view for view in (call.a, call.b, call.c, call.bias, call.out) if view is not None]
     owners = [view.owner for view in views if view.framework in ("jax", "dlpack")]
     if not call.others:  # else PyTorch's own stream goes on after the product
         keep_tensors([view.owner for view in views if view.framework == "torch"], call.stream, _gpu(call))
+    if workspace is not None:
+        library = framework_of(workspace)
+        if library == "torch":
+            keep_tensors([workspace], call.stream, _gpu(call))
+        elif library != "cupy":
+            owners.append(workspace)
     if owners:
         from tilewave.runtime.interop import keep_until_passed
 

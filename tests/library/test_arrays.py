@@ -195,6 +195,20 @@ def test_torch_is_told_of_work_on_another_stream(gpu: FakeGpu, rng: Rng) -> None
     assert set(a.used_by) == set(out.used_by) == {0x77 + LASTING_OFFSET}
 
 
+@pytest.mark.parametrize("grouped", [False, True])
+def test_torch_is_told_of_workspace_on_another_stream(gpu: FakeGpu, rng: Rng, grouped: bool) -> None:
+    """Nobody but the call may hold it, and its memory would be given to others at once."""
+    a, out = TorchTensor(rng.standard_normal((3, 3), dtype=F)), TorchTensor(np.zeros((3, 3), F))
+    memory = TorchTensor(np.zeros(1 << 16, F))
+    for stream in (0x52, 0x77):
+        with gpu.torch.on(0x52):
+            if grouped:
+                tilewave.grouped_gemm([(a, a)] * 2, workspace=memory, stream=stream)
+            else:
+                tilewave.gemm(a, a, out=out, workspace=memory, stream=stream)
+        assert set(memory.used_by) == ({0x77 + LASTING_OFFSET} if stream == 0x77 else set())
+
+
 def test_torch_is_told_of_a_write(gpu: FakeGpu, rng: Rng) -> None:
     a, out = TorchTensor(rng.standard_normal((3, 3), dtype=F)), TorchTensor(np.zeros((3, 3), F))
     tilewave.matmul(a, a, out=out)

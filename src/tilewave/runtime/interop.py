@@ -68,7 +68,8 @@ def lasting_stream(stream: int, device: int) -> int:
     with state.primary_context(), _followers_lock:
         follower = _followers.get(device)
         if follower is None:
-            follower = _followers[device] = int(driver._call("cuStreamCreate", 1))  # non-blocking
+            with relaxed_capture_mode():  # another thread may capture
+                follower = _followers[device] = int(driver._call("cuStreamCreate", 1))  # non-blocking
     # Every context has a stream of the thread's: the one at work is that of the caller's context.
     with state.context() if stream == _PER_THREAD else state.primary_context():
         if not is_capturing(stream):
