@@ -249,5 +249,11 @@ def test_packed_rows_and_tiles_beyond_an_index_are_refused() -> None:
     product = make_product(np.random.default_rng(0), 1, 1, 1)
     assert fp16x3.refusal(product.problem) is None
     assert "32-bit" in str(fp16x3.refusal(replace(product.problem, m=1 << 31)))
+    # One matrix for all items: a tile an item, and a block's next tile must have a number too.
+    everywhere = {name: replace(getattr(product.problem, name), batch=(0,)) for name in "ab"}
+    out = replace(product.problem.out, batch=(1,))
+    many = replace(product.problem, batch=((1 << 31) - 1,), out=out, **everywhere)
+    assert "32-bit" in str(fp16x3.refusal(many))
+    assert fp16x3.refusal(replace(many, batch=((1 << 31) - 5000,))) is None
     assert "2^24" in str(fp16x3.refusal(replace(product.problem, k=1 << 24)))
     assert "no product" in str(fp16x3.refusal(replace(product.problem, product=False)))

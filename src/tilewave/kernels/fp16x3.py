@@ -36,6 +36,9 @@ K_LIMIT = 1 << 24
 _INDEX_LIMIT = 1 << 31
 """Packed rows, tiles and coordinates of copies are 32-bit integers in the kernels."""
 
+_MOST_BLOCKS = 4096
+"""That a launch of the main kernel may have; no GPU has as many SMs."""
+
 _PACK_THREADS, _PACK_WARPS = 512, 16
 _SCAN_ROWS, _PACK_ROWS = 128, 32
 _COLUMNS_ROWS, _COLUMNS_WARP_K = 16, 64
@@ -324,6 +327,8 @@ def refusal(problem: GemmProblem) -> str | None:
         return f"K is {problem.k}, and the mode takes less than 2^24"
     a, b = operands_of(problem)
     tiles = problem.batches * -(-problem.m // SMALL.bm) * -(-problem.n // SMALL.bn)
+    # A block looks for its next tile as many on as there are blocks.
+    tiles += _MOST_BLOCKS
     most = max(a.packed_rows + LARGE.bm, b.packed_rows + LARGE.bn, tiles, a.scan_blocks + b.scan_blocks)
     if (
         max(most, a.pack_blocks + b.pack_blocks, a.packed_rows + b.packed_rows + LARGEST_CLUSTER)

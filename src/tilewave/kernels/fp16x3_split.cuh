@@ -193,19 +193,7 @@ __device__ __forceinline__ float4 load_vector(const float* source) {
     return v;
 }
 
-// Four neighbouring packed rows at one k, zeros for those that do not exist.
-__device__ __forceinline__ float4 load_across_rows(const Unpacked& operand, const float* data, int row, Index k) {
-    const float* source = data + row * operand.row + k * operand.column;
-    if (operand.vectors && row + 4 <= operand.rows) return load_vector(source);
-    float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    if (row < operand.rows) v.x = source[0];
-    if (row + 1 < operand.rows) v.y = source[operand.row];
-    if (row + 2 < operand.rows) v.z = source[2 * operand.row];
-    if (row + 3 < operand.rows) v.w = source[3 * operand.row];
-    return v;
-}
-
-// The same at eight neighbouring k, for each of the four rows.
+// Four neighbouring packed rows at eight neighbouring k, zeros for those that do not exist.
 __device__ __forceinline__ void load_strip(const Unpacked& operand, const float* data, int row, int k,
                                            float (&x)[4][8]) {
     const int rows = static_cast<int>(operand.rows) - row, depth = static_cast<int>(operand.k) - k;

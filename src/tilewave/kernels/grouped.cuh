@@ -16,7 +16,7 @@ struct GroupEntry {
     Index first;  // number of its first work item
     int form;     // which GemmArgs of the table it goes by
     int pieces;   // that each of its tiles is cut into along K
-    int slot;     // of the workspace: the first that is its own; its tickets begin at the same number
+    int slot;     // of the workspace: the first that is its own; its tickets begin at twice the number
     int band;     // of the raster, see place_of()
     float alpha, beta;
     float* data[6];  // a, b, c, bias, out, preactivation; null where absent

@@ -11,9 +11,9 @@
 
 namespace tilewave {
 
-// Blocks that an SM should hold. On sm_80 the registers of three blocks are too few for a depth of 8: ptxas spills.
+// Blocks that an SM should hold. On sm_75 and sm_80 the registers of three are too few for a depth of 8: ptxas spills.
 constexpr __host__ __device__ int small_k_blocks(int depth) {
-#if __CUDA_ARCH__ == 800
+#if __CUDA_ARCH__ <= 800
     return depth == 4 ? 4 : 2;
 #else
     return depth == 4 ? 4 : depth == 8 ? 3 : 2;

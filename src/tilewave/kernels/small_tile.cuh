@@ -281,9 +281,20 @@ __device__ __forceinline__ void small_tile_block(const GemmArgs& args, Task& tas
     }
 }
 
+// Blocks that an SM should hold. Away from sm_80 to sm_90 the registers of three blocks are too few for the tile of 32 x
+// 32 with four groups: ptxas spills.
+template <int BM, int BN, int GROUPS, int MIN_BLOCKS>
+constexpr __host__ __device__ int small_tile_blocks() {
+#if __CUDA_ARCH__ == 750 || __CUDA_ARCH__ >= 1000
+    return BM == 32 && BN == 32 && GROUPS == 4 && MIN_BLOCKS > 2 ? 2 : MIN_BLOCKS;
+#else
+    return MIN_BLOCKS;
+#endif
+}
+
 template <int BM, int BN, int BK, int TM, int TN, int GROUPS, int STAGES, int MIN_BLOCKS, bool A_ALONG_K, int A_WIDTH,
           bool B_ALONG_K, int B_WIDTH>
-__global__ void __launch_bounds__((BM / TM) * (BN / TN) * GROUPS, MIN_BLOCKS)
+__global__ void __launch_bounds__((BM / TM) * (BN / TN) * GROUPS, small_tile_blocks<BM, BN, GROUPS, MIN_BLOCKS>())
     small_tile(const __grid_constant__ GemmArgs args) {
     __shared__ __align__(8) unsigned char task_bytes[sizeof(Task)];  // a Task has no default constructor
     Task& task = *reinterpret_cast<Task*>(task_bytes);
