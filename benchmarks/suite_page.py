@@ -107,8 +107,9 @@ class Suite:
         gone = sum((row["plan"] or "").split(" ")[0] not in present for row in self.rows)
         if gone:
             yield (
-                f"**These are readings of earlier kernels**, most of which have been rewritten since ({gone} "
-                "of the products' are gone). The library as it stands has not been measured over the suite yet."
+                "**These are readings of earlier kernels**, most of which have been rewritten since "
+                f"({gone} of the products' are gone). The library as it stands has not been measured over the "
+                "suite yet."
             )
 
     def conditions(self) -> Iterator[str]:
