@@ -108,8 +108,8 @@ class Suite:
         if gone:
             yield (
                 "**These are readings of earlier kernels**, most of which have been rewritten since "
-                f"({gone} of the products' are gone). The library as it stands has not been measured over the "
-                "suite yet."
+                f"({gone} of the products' are gone). The library as it stands has not been measured over "
+                "the suite yet."
             )
 
     def conditions(self) -> Iterator[str]:
