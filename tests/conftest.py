@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import random
 import secrets
+import subprocess
 from collections import defaultdict
 from pathlib import Path
 
+import hypothesis
 import numpy as np
 import pytest
 
@@ -15,19 +17,52 @@ import pytest
 os.environ.setdefault("TILEWAVE_CACHE_DIR", str(Path(__file__).parents[1] / ".cache" / "programs"))
 
 
+def seed_of_run() -> str:
+    """What every random draw of a run starts from: the commit, else, in an edited tree, a fresh draw.
+
+    So each commit draws its own inputs, and whoever tests that commit sees the same result; who edits draws
+    afresh in every run, as does TILEWAVE_TEST_SEED=fresh. All workers of a run share one seed.
+    """
+    asked = os.environ.get("TILEWAVE_TEST_SEED")
+    if asked:
+        return secrets.token_hex() if asked == "fresh" else asked
+    root = Path(__file__).parents[1]
+    edited = ["git", "-C", str(root), "status", "--porcelain", "--untracked-files=no"]
+    tree = ["git", "-C", str(root), "rev-parse", "HEAD^{tree}"]
+    try:
+        edits, of_commit = (
+            subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            for command in (edited, tree)
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return secrets.token_hex()
+    return secrets.token_hex() if edits else of_commit.strip()
+
+
+SEED_OF_RUN = os.environ.setdefault("TILEWAVE_TEST_SEED_OF_RUN", seed_of_run())
+
+
+def seed_of(name: str) -> int:
+    """The seed of one test: TILEWAVE_TEST_SEED where it is a number, else its own of the run's."""
+    return int(SEED_OF_RUN) if SEED_OF_RUN.isdecimal() else random.Random(SEED_OF_RUN + name).getrandbits(32)
+
+
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
-    """A generator seeded afresh for every test; set TILEWAVE_TEST_SEED to repeat a failure."""
-    seed = int(os.environ.get("TILEWAVE_TEST_SEED") or secrets.randbits(32))
+    """A generator with a seed of the test's own; set TILEWAVE_TEST_SEED to repeat a failure."""
+    seed = seed_of(request.node.nodeid)
     request.node.add_report_section("setup", "rng", f"TILEWAVE_TEST_SEED={seed}")
     return np.random.default_rng(seed)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of the cases of a test marked `sampled(n)` keep n, drawn afresh in every run.
+    """Give hypothesis the run's seed; of the cases of a test marked `sampled(n)` keep n, drawn from it.
 
-    All workers of a run draw the same ones. TILEWAVE_TEST_ALL=1 keeps all cases.
+    TILEWAVE_TEST_ALL=1 keeps all cases.
     """
+    for item in items:
+        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+            hypothesis.seed(seed_of(item.nodeid))(item.obj)  # type: ignore[attr-defined]
     if os.environ.get("TILEWAVE_TEST_ALL"):
         return
     cases: dict[str, list[pytest.Item]] = defaultdict(list)
@@ -37,11 +72,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             function = item.nodeid.partition("[")[0]
             cases[function].append(item)
             counts[function] = marker.args[0]
-    run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or secrets.token_hex()
     dropped: set[pytest.Item] = set()
     for function, found in cases.items():
         spare = max(0, len(found) - counts[function])
-        dropped.update(random.Random(run + function).sample(found, spare))
+        dropped.update(random.Random(SEED_OF_RUN + function).sample(found, spare))
     if dropped:
         config.hook.pytest_deselected(items=[item for item in items if item in dropped])
         items[:] = [item for item in items if item not in dropped]

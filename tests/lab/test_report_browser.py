@@ -118,9 +118,11 @@ def test_it_is_readable(page: tuple[Path, int], browser: Browser, width: int, da
 
 @pytest.mark.long
 @pytest.mark.parametrize("device", spec_names())
-def test_the_page_of_any_gpu_is_readable(browser: Browser, tmp_path: Path, device: str) -> None:
+def test_the_page_of_any_gpu_is_readable(
+    browser: Browser, tmp_path: Path, device: str, rng: np.random.Generator
+) -> None:
     """Made-up counters, but the pictures that hang on the GPU are the real ones."""
-    ladder = made_up_ladder(np.random.default_rng(), timed=False, sizes=(1025, 2048, 4096), rungs=23)
+    ladder = made_up_ladder(rng, timed=False, sizes=(1025, 2048, 4096), rungs=23)
     ladder.device = device
     path = tmp_path / "report.html"
     path.write_text(render(make_report(ladder, get_spec(device)), "tilewave report", "0"), encoding="utf-8")
