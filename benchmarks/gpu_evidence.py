@@ -1,161 +1,49 @@
 """Everything that is measured on a GPU, step by step, and the pages that are made from it.
 
     PYTHONPATH=src:benchmarks python3 benchmarks/gpu_evidence.py --list
+    PYTHONPATH=src:benchmarks python3 benchmarks/gpu_evidence.py --plan
     PYTHONPATH=src:benchmarks python3 benchmarks/gpu_evidence.py [STEP ...] --out DIR [--budget 600]
+    PYTHONPATH=src:benchmarks python3 benchmarks/gpu_evidence.py --round 1 --out DIR --archive FILE.tgz
     python benchmarks/gpu_evidence.py [STEP ...] --pages
 
-Without names, every step runs, in the order of the list. A step has a limit of its own; one that fails does
-not keep the others from running, and one that no longer fits into the budget is left out. Its output goes to
-DIR/STEP.txt, its record to DIR; a record that `benchmarks/results` has already is put there first, so that
-its measurement goes on where it ended (`--anew`: it is not). `--pages` needs no GPU: it makes anew what is
-drawn from the records in `benchmarks/results`. The exit code is 0 only if every chosen step has succeeded.
+Without names, every step runs, in the order of the list; `--round N` runs one call of the plan
+(`evidence_steps.ROUNDS`), each step with the plan's seconds. A step that fails or has to be stopped does not
+keep the others from running, and one that no longer fits into the budget is left out. Its output goes to
+DIR/STEP.txt, its record to DIR; tests put failures into DIR/failures-STEP.txt as they occur, and each test's
+outcome into DIR/outcomes-STEP.txt. `--archive` keeps all of DIR in one compressed file, renewed every few
+seconds, so that a call that is cut off has left what there was. A record that DIR has already is gone on
+from; with `--go-on`, so is one of `benchmarks/results`, which may hold readings of other kernels than these.
+`--pages` needs no GPU: it makes anew what is drawn from the records in `benchmarks/results`. The exit code is
+0 only if every chosen step has succeeded.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import tarfile
 import time
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from evidence_steps import ROOT, ROUNDS, Step, steps
+
 RESULTS = ROOT / "benchmarks" / "results"
-PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark", "--timeout=120")
-ALONE = ("timing", "power", "profile", "bench", "probes", "warm")
-"""Tests that measure: nothing else may run beside them."""
-HAND_WRITTEN = ("hopper_instructions",)
-"""Tests of PTX that no compiler has checked: what they may do to a GPU befalls no other test."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """One measurement.
-
-    `command`: what Python is given; `{out}` and `{seconds}` are filled in. `seconds`: how long it may
-    measure; it is stopped a minute later. `record`: the file that it leaves. `pages`: what Python is given,
-    without a GPU, to renew what is made from the record.
-    """
-
-    name: str
-    command: Sequence[str]
-    seconds: float
-    record: str | None = None
-    pages: Sequence[Sequence[str]] = ()
-
-
-def tests(name: str, files: Sequence[str], workers: int, seconds: float) -> Step:
-    paths = [f"tests/gpu/test_{file}_on_gpu.py" for file in files]
-    # A worker that waits for a kernel without end sees no signal; a thread ends it, and another one goes on,
-    # as it does behind each test that loses its context.
-    method = ("--timeout-method=thread", "--max-worker-restart=1000") if workers else ()
-    return Step(name, (*PYTEST, *method, "-n", str(workers), *paths), seconds)
-
-
-def script(
-    name: str, record: str, seconds: float, pages: Sequence[Sequence[str]] = (), *, option: str = "--out"
-) -> Step:
-    """A script of this folder that takes a budget, and the record's name as `option`."""
-    command = (f"benchmarks/{name}.py", option, f"{{out}}/{record}", "--budget", "{seconds}")
-    return Step(name.replace("_", "-"), command, seconds, record, pages)
-
-
-def tilewave(
-    name: str, record: str, seconds: float, arguments: Sequence[str], pages: Sequence[Sequence[str]] = ()
-) -> Step:
-    command = ("-m", "tilewave", *arguments, "--budget", "{seconds}", "--json", f"{{out}}/{record}")
-    return Step(name, command, seconds, record, pages)
-
-
-def every_other_test() -> list[str]:
-    """The files of GPU tests that no step of their own names, and that may share the GPU."""
-    named = {"instances", *ALONE, *HAND_WRITTEN}
-    found = [
-        path.name.removeprefix("test_") for path in sorted((ROOT / "tests/gpu").glob("test_*_on_gpu.py"))
-    ]
-    return [name for name in (file.removesuffix("_on_gpu.py") for file in found) if name not in named]
-
-
-def steps() -> list[Step]:
-    report = ("benchmarks/report_pictures.py",)
-    article = ("benchmarks/article_page.py",)
-    calibration = "benchmarks/results/gemm_calibration_h200.json"
-    accuracy = [
-        "--data",
-        "normal,uniform",
-        "--k",
-        "16,64,256,1024,4096,16384",
-        "--size",
-        "256",
-        "--seed",
-        "10",
-    ]
-    return [
-        tests("instance-tests", ["instances"], 14, 90),
-        tests("other-tests", every_other_test(), 6, 240),
-        tests("lone-tests", ALONE, 0, 200),
-        tests("hopper-tests", HAND_WRITTEN, 8, 90),
-        tilewave(
-            "ladder",
-            "ladder-h200.json",
-            300,
-            ["ladder", "--sizes", "1024,1025,2048,2049,4096,8192"],
-            [("benchmarks/ladder_page.py",), article, report],
-        ),
-        script("reemitted", "reemitted_h200.json", 300, [("benchmarks/register_file_page.py", "--render")]),
-        tilewave(
-            "calibrate",
-            "gemm_calibration_h200.json",
-            200,
-            ["calibrate", "--no-fit"],
-            [("-m", "tilewave", "calibrate", "--from", calibration), ("benchmarks/calibration_page.py",)],
-        ),
-        tilewave(
-            "suite",
-            "suite_h200.json",
-            150,
-            ["bench", "workloads", "squares", "--mode", "cold"],
-            [("benchmarks/suite_page.py",)],
-        ),
-        script("large_products", "large_products_h200.json", 300, [("benchmarks/large_products_page.py",)]),
-        script("fp16x3_bits", "fp16x3_bits_h200.json", 120),
-        script("fp16x3", "fp16x3_h200.json", 270, option="--json"),
-        script("host_time", "host_time_h200.json", 25, option="--json"),
-        script("torch_overhead", "torch_overhead_h200.json", 90, option="--json"),
-        script("groups", "groups_h200.json", 120),
-        script("product_sanitizers", "product_sanitizers_h200.json", 150),
-        script("new_loops", "new_loops_h200.json", 90),
-        tilewave("register-file-probe", "register_file_probe_h200.json", 30, ["probe", "register-file"]),
-        tilewave(
-            "accuracy",
-            "accuracy_h200.json",
-            120,
-            ["accuracy", *accuracy, "--seed", "10", "--contenders", "gpu-ieee,gpu-fp16x3,cublas"],
-        ),
-        tilewave(
-            "probes",
-            "probes_h200.json",
-            190,
-            ["probe", "all", "--profile"],
-            [("benchmarks/probe_report.py",), article],
-        ),
-        script("selection", "selection_h200.json", 240),
-        script("ragged", "ragged_h200.json", 120),
-        script("sanitizers", "sanitizers_h200.json", 200),
-        Step(
-            "power-and-profile",
-            (
-                "benchmarks/power_and_profile.py",
-                *["measure", "--out", "{out}", "--name", "h200", "--budget", "{seconds}"],
-            ),
-            150,
-            pages=[("benchmarks/power_and_profile.py", "page", "--name", "h200"), report],
-        ),
-    ]
+GRACE_S = 20.0
+"""How much longer than it may measure a step may take: to end what it is at, and to say what it found."""
+LAST_WORDS_S = 8.0
+"""Between asking a step to end and ending it."""
+ARCHIVE_S = 5.0
+"""The archive is renewed so often while a step runs."""
+SHOWN = 25
+"""Lines of a step's output that are shown: its end."""
+PLANNED_S = 1500.0
 
 
 def environment() -> dict[str, str]:
@@ -164,32 +52,87 @@ def environment() -> dict[str, str]:
         "TILEWAVE_CACHE_DIR": str(ROOT / ".cache" / "programs"),
         "COLUMNS": "150",
         "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, here)),
     }
 
 
-def measure(step: Step, out: Path, seconds: float, anew: bool) -> bool:
+def keep_archive(out: Path, archive: Path | None) -> None:
+    """All files of a folder in one compressed file, which is whole at every moment."""
+    if archive is None:
+        return
+    part = archive.with_name(f".{archive.name}.part")
+    with tarfile.open(part, "w:gz", compresslevel=4) as packed:
+        for path in sorted(out.rglob("*")):
+            if path.is_file() and path not in (archive, part):
+                with contextlib.suppress(OSError):  # a record that its step is just replacing
+                    packed.add(path, path.relative_to(out))
+    part.replace(archive)
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """End a step with whatever it has started: first asked, as by ^C, so that it can say what it found."""
+    for asked, wait_s in ((signal.SIGINT, LAST_WORDS_S), (signal.SIGKILL, 5.0)):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, asked)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(wait_s)
+
+
+def run_limited(
+    command: Sequence[str], log: Path, limit_s: float, out: Path, archive: Path | None
+) -> int | None:
+    """The exit code of Python with this command, its output in ``log``; None if it had to be stopped."""
+    end = time.monotonic() + limit_s
+    with log.open("wb") as stream:
+        process = subprocess.Popen(
+            [sys.executable, *command],
+            cwd=ROOT,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        code = None
+        try:
+            while code is None and (left := end - time.monotonic()) > 0:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    code = process.wait(min(ARCHIVE_S, left))
+                keep_archive(out, archive)
+        finally:
+            end_group(process)  # if it has ended, what it has left behind: the next step wants the GPU alone
+    keep_archive(out, archive)
+    return code
+
+
+def told_by_tests(step: Step, out: Path) -> str:
+    """What the files of a step of tests say: counts, failures by name, the longest."""
+    path = out / f"outcomes-{step.name}.txt"
+    if not step.outcomes or not path.exists():
+        return ""
+    rows = [line.split(maxsplit=3) for line in path.read_text(encoding="utf-8").splitlines()]
+    rows = [row for row in rows if len(row) == 4]
+    counts = ", ".join(f"{count} {one}" for one, count in sorted(Counter(row[0] for row in rows).items()))
+    failed = [row[3].removeprefix("s ") for row in rows if row[0] == "failed"]
+    longest = sorted(rows, key=lambda row: -float(row[1]))[:5]
+    said = [f"tests: {counts or 'none has ended'}", *(f"failed: {name}" for name in failed[:30])]
+    return "\n".join([*said, *(f"{row[1]:>8} s {row[3].removeprefix('s ')}" for row in longest)])
+
+
+def measure(step: Step, out: Path, seconds: float, limit_s: float, go_on: bool, archive: Path | None) -> bool:
     """Run a step; whether it has succeeded."""
-    if step.record and not anew and (RESULTS / step.record).exists() and not (out / step.record).exists():
+    if step.record and go_on and (RESULTS / step.record).exists() and not (out / step.record).exists():
         shutil.copyfile(RESULTS / step.record, out / step.record)
     command = [part.format(out=out, seconds=f"{seconds:g}") for part in step.command]
-    print(f"== {step.name} (at most {seconds:.0f} s): {' '.join(command)}", flush=True)
+    print(f"== {step.name} (at most {seconds:.0f} s): {' '.join(command)[:300]}", flush=True)
     started = time.monotonic()
     log = out / f"{step.name}.txt"
-    with log.open("w", encoding="utf-8") as stream:
-        try:
-            code = subprocess.run(
-                [sys.executable, *command],
-                cwd=ROOT,
-                env=environment(),
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                timeout=seconds + 60,
-            ).returncode
-        except subprocess.TimeoutExpired:
-            code = None
-    print("\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-25:]))
+    code = run_limited(command, log, limit_s, out, archive)
+    print("\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-SHOWN:]))
+    if said := told_by_tests(step, out):
+        print(said)
     outcome = "stopped at its limit" if code is None else "succeeded" if code == 0 else f"exit code {code}"
     print(f"== {step.name}: {outcome} after {time.monotonic() - started:.1f} s", flush=True)
     return code == 0
@@ -208,24 +151,44 @@ def make_pages(chosen: Sequence[Step]) -> bool:
     return not failed
 
 
+def plan() -> str:
+    """The rounds, each step with its seconds and when it begins."""
+    lines, total = [], 0.0
+    for number, planned in enumerate(ROUNDS, 1):
+        begun = total
+        for name, seconds in planned:
+            lines.append(f"round {number}  {total:6.0f} s  {name:20} {seconds:4.0f} s")
+            total += seconds
+        lines.append(f"round {number} takes {total - begun:.0f} s")
+    return "\n".join([*lines, f"all take {total:.0f} of {PLANNED_S:.0f} s"])
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    known = steps()
+    known = {step.name: step for step in steps()}
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("steps", nargs="*", metavar="STEP", help="one of --list")
     parser.add_argument("--out", type=Path, help="where records and outputs go")
+    parser.add_argument("--archive", type=Path, help="one compressed file that keeps all of --out")
     parser.add_argument("--budget", type=float, default=3600.0, help="seconds for all steps together")
+    parser.add_argument("--round", type=int, choices=range(1, len(ROUNDS) + 1), help="one call of --plan")
     parser.add_argument(
-        "--anew", action="store_true", help="measure everything, whatever benchmarks/results has already"
+        "--go-on", action="store_true", help="go on from records that benchmarks/results has already"
     )
     parser.add_argument(
         "--pages", action="store_true", help="only make the pages of these steps, without a GPU"
     )
     parser.add_argument("--list", action="store_true", help="only say what the steps are")
+    parser.add_argument("--plan", action="store_true", help="only say in which order what is new is measured")
     options = parser.parse_args(arguments)
-    names = [step.name for step in known]
-    if unknown := [name for name in options.steps if name not in names]:
-        parser.error(f"no step is named {', '.join(unknown)}; there are {', '.join(names)}")
-    chosen = [step for step in known if not options.steps or step.name in options.steps]
+    if unknown := [name for name in options.steps if name not in known]:
+        parser.error(f"no step is named {', '.join(unknown)}; there are {', '.join(known)}")
+    if options.steps and options.round:
+        parser.error("either steps or --round is accepted, not both")
+    planned = dict(ROUNDS[options.round - 1]) if options.round else {}
+    chosen = [known[name] for name in (planned or options.steps or known)]
+    if options.plan:
+        print(plan())
+        return 0
     if options.list:
         for step in chosen:
             print(f"{step.name:20} {step.seconds:4.0f} s  {' '.join(step.command)}")
@@ -239,13 +202,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     end = time.monotonic() + options.budget
     outcomes = {}
     for step in chosen:
-        left = end - time.monotonic()
-        if left < step.seconds / 2:
+        left, wanted = end - time.monotonic(), planned.get(step.name, step.seconds)
+        if left < wanted / 2:
             print(f"== {step.name}: left out, {left:.0f} s are left", flush=True)
             outcomes[step.name] = False
             continue
-        outcomes[step.name] = measure(step, out, min(step.seconds, left), options.anew)
-    print(*(f"{name}: {'succeeded' if good else 'not done'}" for name, good in outcomes.items()), sep="\n")
+        seconds = max(min(wanted, left - GRACE_S), left / 2) if left < wanted + GRACE_S else wanted
+        limit_s = min(wanted + GRACE_S, left)
+        outcomes[step.name] = measure(step, out, seconds, limit_s, options.go_on, options.archive)
+    said = [f"{name}: {'succeeded' if good else 'not done'}" for name, good in outcomes.items()]
+    (out / "summary.txt").write_text("\n".join(said) + "\n", encoding="utf-8")
+    keep_archive(out, options.archive)
+    print(*said, sep="\n")
     return 0 if all(outcomes.values()) else 1
 
 

@@ -9,6 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import outcome_log
 from lost_context import ContextGuard
 
 from tilewave.compiler import choose_arch
@@ -16,7 +17,12 @@ from tilewave.device import DeviceSpec, query_device
 from tilewave.runtime.driver import Device, Stream, probe
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    outcome_log.add_options(parser)
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    outcome_log.configure(config)
     config.pluginmanager.register(ContextGuard(config))
 
 

@@ -65,11 +65,12 @@ def split_known(wanted: Iterable[str], available: frozenset[str]) -> tuple[list[
 
 
 def profile(
-    ncu: str, command: Sequence[str], metrics: Sequence[str], *, timeout: float
+    ncu: str, command: Sequence[str], metrics: Sequence[str], *, timeout: float, only_started: bool = False
 ) -> tuple[list[KernelCounters], list[str]]:
     """Run a program under ncu; return its launches in order, and the metrics that ncu refused.
 
-    Clocks are left alone; caches are flushed between replays (ncu's default).
+    Clocks are left alone; caches are flushed between replays (ncu's default). With ``only_started`` launches
+    count only behind the program's own call of ``cuProfilerStart``.
     """
     wanted = list(metrics)
     refused: list[str] = []
@@ -77,6 +78,8 @@ def profile(
         with tempfile.TemporaryDirectory() as folder:
             log = Path(folder) / "ncu.csv"
             options = ["--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none"]
+            if only_started:
+                options += ["--profile-from-start", "off"]
             call = [ncu, *options, "--log-file", str(log), "--metrics", ",".join(wanted), *command]
             answer = subprocess.run(call, capture_output=True, text=True, timeout=timeout)
             text = log.read_text() if log.exists() else ""
