@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tilewave.kernels.arguments import Pointers
-from tilewave.problem import BATCH_LEVELS, GemmProblem, MatrixLayout
+from tilewave.problem import BATCH_LEVELS, GemmProblem, MatrixLayout, Precision
 
 _OPERANDS = ("a", "b", "out", "c", "bias", "preactivation")
 _A, _B, _OUT = 0, 1, 2
@@ -78,7 +78,7 @@ class Normalised:
             yield Pointers(**named)
 
 
-def normalise(problem: GemmProblem) -> Normalised:
+def normalise(problem: GemmProblem, *, batch_invariant: bool = False) -> Normalised:
     """Bring a problem into the form that kernels see.
 
     Axes of length 1 get stride 0 and leave the batch. Batch axes that follow one another in every operand
@@ -86,6 +86,9 @@ def normalise(problem: GemmProblem) -> Normalised:
     all operands allows it. The product is transposed where out is nearer to contiguous that way, or where
     its one column is better a row. More than `BATCH_LEVELS` axes are left to the host, shortest first. A
     and B of a problem that reads no product lose their layouts, and k becomes 0.
+
+    ``batch_invariant``: the bits of an element must not depend on m or the batch, by which the product may be
+    transposed. ``fp16x3`` adds low * high before high * low, so its products are not transposed then.
     """
     layouts: list[MatrixLayout | None] = [getattr(problem, name) for name in _OPERANDS]
     k = problem.k if problem.product else 0
@@ -106,7 +109,8 @@ def normalise(problem: GemmProblem) -> Normalised:
         m_axis = Axis(1, (0,) * len(_OPERANDS))
     m_axis, n_axis, batch = _fold(m_axis, n_axis, batch)
 
-    swapped = _transposing_helps(m_axis, n_axis)
+    keeps_sides = batch_invariant and problem.precision is Precision.FP16X3
+    swapped = not keeps_sides and _transposing_helps(m_axis, n_axis)
     if swapped:
         m_axis, n_axis = n_axis, m_axis
     m_axis, n_axis = _idle(m_axis), _idle(n_axis)

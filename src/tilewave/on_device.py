@@ -70,7 +70,7 @@ def submit(
     workspace: tuple[int, int] | None = None,
 ) -> None:
     """Launch what a call computes, into ``target``; ``before`` receives what the activation is applied to."""
-    normalised = normalised_problem(call, target, before)
+    normalised = normalised_problem(call, target, before, batch_invariant=options.batch_invariant)
     if normalised is None:
         return
     given = given_pointers(call, target, before)
@@ -134,9 +134,12 @@ def allocate(call: GemmCall) -> ArrayView:
 
 
 def normalised_problem(
-    call: GemmCall, target: ArrayView, before: ArrayView | None = None
+    call: GemmCall, target: ArrayView, before: ArrayView | None = None, *, batch_invariant: bool = False
 ) -> Normalised | None:
-    """What kernels are to compute for a call whose result goes to ``target``; None for an empty result."""
+    """What kernels are to compute for a call whose result goes to ``target``; None for an empty result.
+
+    ``batch_invariant`` is the call's option.
+    """
     product = call.product
     if 0 in product.result_shape:
         return None
@@ -157,6 +160,7 @@ def normalised_problem(
         call.activation,
         call.reads_product,
         call.precision,
+        batch_invariant and call.precision is not Precision.IEEE,
     )
 
 
@@ -171,6 +175,7 @@ def _normalised(
     activation: Activation,
     reads_product: bool,
     precision: Precision = Precision.IEEE,
+    batch_invariant: bool = False,
 ) -> Normalised:
     problem = gemm_problem(
         product,
@@ -184,7 +189,7 @@ def _normalised(
     )
     if precision is not Precision.IEEE and problem.product:  # nothing of a mode is left without a product
         problem = replace(problem, precision=precision)
-    return normalise(problem)
+    return normalise(problem, batch_invariant=batch_invariant)
 
 
 def copy_problem(product: Product, source: ArrayView, target: ArrayView) -> Normalised:

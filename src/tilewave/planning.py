@@ -98,7 +98,8 @@ def plan(
         precision=mode if k > 0 else Precision.IEEE,
     )
     options = PlanOptions(schedule, deterministic, batch_invariant, max_sms)
-    return _noted(normalise(problem), device_spec(device), options, ())
+    normalised = normalise(problem, batch_invariant=batch_invariant)
+    return _noted(normalised, device_spec(device), options, ())
 
 
 def plan_for(
@@ -134,7 +135,8 @@ def plan_for(
     shape = checked.product.result_shape
     fresh = ArrayView(None, "", 0, contiguous(shape), checked.device)  # memory from an allocator: aligned
     target = checked.out if checked.out is not None and checked.overlap is None else fresh
-    main = normalised_problem(checked, target, fresh if checked.keep_preactivation else None)
+    before = fresh if checked.keep_preactivation else None
+    main = normalised_problem(checked, target, before, batch_invariant=batch_invariant)
     if main is None:
         return ()
     if checked.overlap is not None:

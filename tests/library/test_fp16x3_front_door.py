@@ -114,6 +114,23 @@ def test_a_batched_product_with_an_epilogue(executor: ModeExecutor, rng: Rng) ->
     assert np.isnan(out[..., 1::2]).all()
 
 
+def test_the_order_of_low_and_high_does_not_depend_on_m(executor: ModeExecutor, rng: Rng) -> None:
+    """low * high of a transposed product is high * low, and either is added first: other bits, seldom."""
+    executor.runs = False
+    k = int(rng.integers(1, 70))
+    for m, n in ((1, 1), (5, 1), (1, 4), (5, 4)):
+        a, b = CupyArray(rng.standard_normal((m, k), F)), CupyArray(rng.standard_normal((k, n), F))
+        for out in (None, CupyArray(np.empty((n, m), F).T)):
+            tilewave.gemm(a, b, out=out, precision="fp16x3", batch_invariant=True)
+            assert (executor.problems[-1].m, executor.problems[-1].n) == (m, n)
+            (plan,) = tilewave.plan_for(
+                a, b, out=out, precision="fp16x3", batch_invariant=True, device="H200"
+            )
+            assert (plan.problem.m, plan.problem.n) == (m, n)
+    tilewave.gemm(a, b, out=out, precision="fp16x3")
+    assert (executor.problems[-1].m, executor.problems[-1].n) == (n, m)  # out lies column by column
+
+
 def test_no_product_no_mode(gpu: FakeGpu, rng: Rng) -> None:
     c = CupyArray(rng.standard_normal((3, 4), F))
     empty = CupyArray(np.zeros((3, 0), F)), CupyArray(np.zeros((0, 4), F))
