@@ -4,16 +4,20 @@
     python benchmarks/host_time.py --stand-in --json FILE           # no GPU; PyTorch and a C compiler
 
 On a GPU: `tilewave.matmul` of 64 x 64 x 64, warm, in turn with ``torch.matmul`` and ``cupy.matmul`` in one
-process, by wall clock in rounds too short to fill the stream's queue. With ``--stand-in`` the driver is
-`stand_in_driver.c`, which does nothing, tensors are of the CPU and pretend to be on a GPU, and the clock is
-the CPU's time for the process: what is left is the host work of Python, its allocation on a CPU, and nothing
-of the driver's, so the figures compare with one another and with nothing else. The long way is the same call
-with nothing kept. Prints a table and writes JSON; ``--render`` writes the stand-in's into docs/host-time.md.
+process, by wall clock in rounds too short to fill the stream's queue. Import and first call are timed in
+fresh processes whose caches are warm; the library and its context are there before. The record is written
+after each process, and the budget holds them all. With ``--stand-in`` the driver is `stand_in_driver.c`,
+which does nothing, tensors are of the CPU and pretend to be on a GPU, and the clock is the CPU's time for the
+process: what is left is the host work of Python, its allocation on a CPU, and nothing of the driver's, so the
+figures compare with one another and with nothing else. The long way is the same call with nothing kept. Prints
+a table and writes JSON; ``--render`` writes the stand-in's into docs/host-time.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import importlib.util
 import json
 import os
 import platform
@@ -30,6 +34,11 @@ SIZE = 64
 CALLS = 200
 """Calls of a round: below the thousand or so launches after which a stream makes its host wait."""
 PROCESSES = 5
+"""Fresh processes of which the import and the first call are timed, as far as the budget goes."""
+FIRST_SHARE = 0.5
+"""The share of a library's time that is left to those."""
+PROCESS_LIMIT_S, LAST_PROCESS_S = 60.0, 10.0
+"""The most that a process may take, and how far behind the budget it may end."""
 HERE = Path(__file__)
 DRIVER = HERE.with_name("stand_in_driver.c")
 
@@ -145,22 +154,71 @@ def microseconds(
     return {name: round(statistics.median(times), 2) for name, times in rounds.items()}
 
 
-def measure(library: str, budget: float, stand_in: bool, environment: dict[str, str]) -> dict[str, Any]:
-    """Figures of one library, in processes of their own."""
-    base = [sys.executable, str(HERE), "--child", library, *(["--stand-in"] if stand_in else [])]
+def run_child(
+    library: str, stand_in: bool, environment: dict[str, str], limit_s: float, *more: str
+) -> dict[str, Any]:
+    """What a process of `child` says. Raises ``RuntimeError`` with its last words if it does not."""
+    command = [sys.executable, str(HERE), "--child", library, *(["--stand-in"] if stand_in else []), *more]
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False, timeout=limit_s
+        )
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"took more than {limit_s:.0f} s") from None
+    if done.returncode != 0:
+        raise RuntimeError(" | ".join(done.stderr.strip().splitlines()[-3:]) or f"code {done.returncode}")
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
 
-    def run(*more: str) -> Any:
-        done = subprocess.run([*base, *more], env=environment, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise SystemExit(f"{library}: {done.stderr.strip().splitlines()[-1]}")
-        return json.loads(done.stdout)
 
-    run("--first")  # fills the cache of compiled kernels
-    firsts = [run("--first") for _ in range(PROCESSES)]
-    found: dict[str, Any] = {
-        f"{name}_ms": round(statistics.median(first[name] for first in firsts), 1) for name in firsts[0]
-    }
-    return found | {"calls_us": run("--budget", str(budget))}
+def measure(
+    run: Callable[..., dict[str, Any]],
+    budget: float,
+    keep: Callable[[dict[str, Any]], None],
+    now: Callable[[], float] = time.monotonic,
+) -> dict[str, Any]:
+    """Figures of one library, in processes of their own; ``keep`` is given them after each.
+
+    ``run(limit_s, *options)`` runs one. What fails is told in ``failed`` and leaves the rest as it is.
+    """
+    end = now() + budget
+    found: dict[str, Any] = {}
+    longest = 0.0
+
+    def attempt(what: str, *more: str) -> dict[str, Any] | None:
+        nonlocal longest
+        begun = now()
+        try:
+            answer = run(min(PROCESS_LIMIT_S, LAST_PROCESS_S + max(0.0, end - begun)), *more)
+        except (RuntimeError, ValueError) as error:
+            found.setdefault("failed", {})[what] = str(error)[:500]
+            answer = None
+        longest = max(longest, now() - begun)
+        keep(found)
+        return answer
+
+    attempt("warming up", "--first")  # fills the caches of compiled kernels and of compiled Python
+    # The other processes start as long as this one; warm calls have at least a second.
+    left = end - now()
+    warm_s = max(1.0, min((1 - FIRST_SHARE) * left, left - 4 * longest))
+    if (calls := attempt("warm calls", "--budget", f"{warm_s:g}")) is not None:
+        found["calls_us"] = calls
+        keep(found)
+    firsts: list[dict[str, float]] = []
+    longest_first = 0.0
+    for number in range(PROCESSES):
+        if firsts and now() + longest_first > end:
+            break
+        begun = now()
+        first = attempt(f"first call {number + 1}", "--first")
+        longest_first = now() - begun
+        if first is None:
+            break
+        firsts.append(first)
+        found |= {f"{name}_ms": round(statistics.median(one[name] for one in firsts), 1) for name in first}
+        found["first_calls_ms"] = [round(one["first_call"], 1) for one in firsts]
+        keep(found)
+    return found
 
 
 def child(options: argparse.Namespace) -> dict[str, float]:
@@ -183,13 +241,16 @@ def table(record: dict[str, Any]) -> str:
     """A record as the rows of a table of Markdown."""
     lines = [f"On {record['cpu']}, Python {record['python']}:", ""]
     for name, found in record["libraries"].items():
-        theirs = found["calls_us"].get(f"{name}.matmul")
+        calls = found.get("calls_us", {})
+        theirs = calls.get(f"{name}.matmul")
         share = "" if theirs is None else f" share of {name}.matmul |"
         lines += [f"| with {name} | time |{share}", "|---|---:|" + ("---:|" if share else "")]
         for call, ms in (("import tilewave", "import_ms"), ("first call", "first_call_ms")):
-            lines.append(f"| {call} | {found[ms]} ms |" + (" |" if share else ""))
-        for call, us in found["calls_us"].items():
+            if ms in found:
+                lines.append(f"| {call} | {found[ms]} ms |" + (" |" if share else ""))
+        for call, us in calls.items():
             lines.append(f"| {call} | {us} us |" + (f" {us / theirs:.2f} |" if theirs else ""))
+        lines += [f"| {what} | failed: {why} |" for what, why in found.get("failed", {}).items()]
     return "\n".join(lines) + "\n"
 
 
@@ -204,7 +265,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--budget", type=float, default=20.0, help="seconds of measuring for each library")
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds for all of it")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--stand-in", action="store_true")
     parser.add_argument("--render", action="store_true", help="only write docs/host-time.md anew")
@@ -231,27 +292,32 @@ def main() -> None:
         ),
         "libraries": {},
     }
+
+    def keep(name: str, found: dict[str, Any]) -> None:
+        record["libraries"][name] = found
+        if options.json:
+            options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        done = {key: value for key, value in found.items() if key != "calls_us"}
+        print(f"{name}: {done}", flush=True)
+
+    end = time.monotonic() + options.budget
+    # As a package that is installed: its compiled Python is there from the first process on.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    names = [name for name in ("torch", "cupy") if importlib.util.find_spec(name) is not None]
+    if options.stand_in:
+        names = ["torch"]
     with tempfile.TemporaryDirectory() as folder:
-        environment["PYTHONPYCACHEPREFIX"] = f"{folder}/compiled"  # as an installed package has it
-        environment.pop("PYTHONDONTWRITEBYTECODE", None)
         if options.stand_in:
             environment |= stand_in_driver(Path(folder))
-        for name in ("torch",) if options.stand_in else ("torch", "cupy"):
-            try:
-                __import__(name)
-            except ImportError:
-                continue
-            record["libraries"][name] = measure(name, options.budget, options.stand_in, environment)
-    if options.json:
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
-    for name, found in record["libraries"].items():
-        print(
-            f"{name}: import tilewave {found['import_ms']:.1f} ms, first call {found['first_call_ms']:.1f} ms"
-        )
-        theirs = found["calls_us"].get(f"{name}.matmul")
-        for call, time_us in found["calls_us"].items():
-            share = "" if theirs is None else f"  {time_us / theirs:5.2f} of {name}.matmul"
-            print(f"  {call:24} {time_us:8.2f} us{share}")
+        for place, name in enumerate(names):
+            measure(
+                functools.partial(run_child, name, options.stand_in, environment),
+                (end - time.monotonic()) / (len(names) - place),
+                functools.partial(keep, name),
+            )
+    print(table(record))
+    if not names or any("failed" in found for found in record["libraries"].values()):
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":
