@@ -2,10 +2,10 @@
 
     python benchmarks/fp16x3_bits.py [--budget SECONDS] [--out FILE] [--seed N]
 
-Products of every standard data set and of many K are computed on the GPU and by the model. Equal bits would
-confirm the model of the tensor core (`tilewave.precision.tensor_core`); what must hold in any case is that
-both keep the mode's bound and differ by no more than it allows. Elements that are recomputed as ieee are
-compared with the bound only, because their order of sums is the kernel's own.
+Products of every standard data set and of many K are computed on the GPU and by the model, with fine sums and
+with coarse ones. Equal bits would confirm the model of the tensor core (`tilewave.precision.tensor_core`);
+what must hold in any case is that both keep the mode's bound and differ by no more than it allows. Elements
+that are recomputed as ieee are compared with the bound only, because their order of sums is the kernel's own.
 
 Prints a table; the last line says what was found. Exit code 1 where a bound is exceeded.
 """
@@ -13,6 +13,7 @@ Prints a table; the last line says what was found. Exit code 1 where a bound is 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import time
@@ -21,21 +22,25 @@ from typing import Any
 
 import numpy as np
 
-import tilewave
+from tilewave.bench.accuracy import contenders
 from tilewave.bench.environment import Environment
+from tilewave.kernels import fp16x3 as kernels
 from tilewave.precision import error_in_mode_bounds, fp16x3, fp16x3_bound
 from tilewave.precision.data_sets import DATA_SETS, draw
 from tilewave.runtime.driver import Device
 
 LENGTHS = (1, 16, 17, 64, 65, 128, 200, 1000, 4096)
 ROWS, COLUMNS = 33, 41
+KINDS = {"fine": (fp16x3.FINE, kernels.SMALL), "coarse": (fp16x3.COARSE, kernels.LARGE)}
+"""Kinds of sums, and a kernel that has them."""
 
 
-def compare(name: str, k: int, rng: np.random.Generator) -> dict[str, Any]:
+def compare(name: str, kind: str, k: int, rng: np.random.Generator) -> dict[str, Any]:
     """One product on the GPU and by the model."""
     a, b = draw(name, rng, ROWS, k, COLUMNS)
-    model = fp16x3.multiply(a, b)
-    gpu = tilewave.gemm(a, b, precision="fp16x3", batch_invariant=True)  # never as ieee for speed
+    sums, instance = KINDS[kind]
+    model = fp16x3.multiply(a, b, sums=sums)
+    gpu = contenders.by_kernel(a, b, instance)
     kept = ~model.recomputed
     equal = (gpu.view(np.uint32) == model.values.view(np.uint32))[kept]
     with np.errstate(all="ignore"):
@@ -43,6 +48,7 @@ def compare(name: str, k: int, rng: np.random.Generator) -> dict[str, Any]:
     finite = apart[np.isfinite(apart)]
     return {
         "data": name,
+        "sums": kind,
         "k": k,
         "kept": int(kept.sum()),
         "equal": int(equal.sum()),
@@ -66,22 +72,23 @@ def main() -> int:
     rng = np.random.default_rng(options.seed)
     found = []
     for k in LENGTHS:
-        for name in DATA_SETS:
+        for name, kind in itertools.product(DATA_SETS, KINDS):
             if time.monotonic() < end:
-                found.append(compare(name, k, rng))
+                found.append(compare(name, kind, k, rng))
     record = {
         "environment": Environment.capture(device=device).to_json(),
         "seed": options.seed,
         "products": found,
-        "left_out": len(LENGTHS) * len(DATA_SETS) - len(found),
+        "left_out": len(LENGTHS) * len(DATA_SETS) * len(KINDS) - len(found),
     }
     if options.out is not None:
         options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(f"{'data':>18} {'K':>6} {'equal bits':>14} {'apart':>9} {'GPU':>9} {'model':>9}  (of the bound)")
+    heads = f"{'apart':>9} {'GPU':>9} {'model':>9}  (of the bound)"
+    print(f"{'data':>18} {'sums':>6} {'K':>6} {'equal bits':>14} {heads}")
     for one in found:
         share = f"{one['equal']}/{one['kept']}"
         print(
-            f"{one['data']:>18} {one['k']:>6} {share:>14} {one['apart_in_bounds']:>9.2g} "
+            f"{one['data']:>18} {one['sums']:>6} {one['k']:>6} {share:>14} {one['apart_in_bounds']:>9.2g} "
             f"{one['gpu_in_bounds']:>9.2g} {one['model_in_bounds']:>9.2g}"
         )
     kept, equal = (sum(one[key] for one in found) for key in ("kept", "equal"))

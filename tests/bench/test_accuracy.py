@@ -45,7 +45,7 @@ def test_standard_data_give_table_picture_and_file(tmp_path: Path) -> None:
     assert "no GPU: no NVIDIA driver" in out
     made = load_accuracy(path)
     assert made.data == ["uniform", "along-k-60"]
-    assert len(made.points) == 2 * 2 * 4
+    assert len(made.points) == 2 * 2 * 5
     (_, longer) = made.series("uniform", "fp16x3")
     (_, plain) = made.series("uniform", "ieee")
     (_, alone) = made.series("uniform", "fp16x3-alone")
@@ -118,7 +118,7 @@ def test_overflow_and_zeros_are_told(tmp_path: Path) -> None:
 def test_a_budget_ends_the_run() -> None:
     code, out, _ = run("--data", "normal", "--k", "16,1048576", "--size", 8, "--budget", 5)
     assert code == 0
-    assert "4 of 8 points did not fit into the budget" in out
+    assert "5 of 10 points did not fit into the budget" in out
 
 
 @pytest.mark.parametrize(

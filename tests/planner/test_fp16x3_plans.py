@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ import tilewave
 from tilewave.device import get_spec, spec_names
 from tilewave.errors import UsageError
 from tilewave.kernels import fp16x3
-from tilewave.planner.fp16x3 import COMPUTE_CAPABILITY, plan_fp16x3, plan_on
+from tilewave.kernels.fp16x3 import FINE_INTERVAL, INTERVAL, interval_of
+from tilewave.planner.fp16x3 import COMPUTE_CAPABILITY, fine_only, plan_fp16x3, plan_in_mode, plan_on
 from tilewave.planner.gemm.options import WORKSPACE_LIMIT_BYTES, PlanOptions
+from tilewave.precision.fp16x3 import COARSE, FINE
 
 H200 = get_spec("H200")
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -49,13 +52,44 @@ def test_what_is_chosen_was_measured_to_be_hardly_slower_than_the_other() -> Non
     assert compared > 10
 
 
-def test_rows_do_not_change_the_kernel_where_bits_must_not_depend_on_them() -> None:
-    for m in (1, 64, 4096):
-        assert plan(m, 512, 512, batch_invariant=True).instance.family == fp16x3.FAMILY
+def test_sizes_change_neither_kernel_nor_sums_where_bits_must_not_depend_on_them() -> None:
+    for m, n in ((1, 512), (64, 512), (4096, 512), (8192, 8192)):
+        assert plan(m, n, 512, batch_invariant=True).instance is fp16x3.SMALL
 
 
 def test_the_smaller_tile_runs_where_the_larger_one_would_leave_sms_idle() -> None:
     assert plan(1024, 1024, 4096).instance is fp16x3.SMALL
+
+
+def test_outputs_that_a_library_would_cut_have_fine_sums_whatever_is_faster() -> None:
+    assert interval_of(fp16x3.SMALL) == FINE.interval == FINE_INTERVAL
+    for instance in (fp16x3.PAIRS, fp16x3.LARGE):
+        assert interval_of(instance) == COARSE.interval == INTERVAL
+    # On 12 SMs larger tiles are the faster ones, and do not run.
+    problem = tilewave.plan(1408, 1536, 4096, device="H200").problem
+    large, small = (plan_on(problem, one, H200, 12).estimate.total for one in (fp16x3.LARGE, fp16x3.SMALL))
+    assert large < small
+    for m, n, batch in ((1408, 1536, 1), (128, 16896, 1), (512, 768, 5), (1281, 1409, 1)):
+        problem = tilewave.plan(m, n, 4096, batch=batch, device="H200").problem
+        assert fine_only(problem, False)
+        found = plan_fp16x3(problem, H200, PlanOptions(max_sms=12))
+        assert found.instance is fp16x3.SMALL
+        assert "every 16 of K" in found.notes[0]
+    assert not fine_only(tilewave.plan(1536, 1536, 4096, device="H200").problem, False)
+    assert fine_only(tilewave.plan(1536, 1536, 4096, device="H200").problem, True)
+    coarse = plan(1536, 1536, 4096)
+    assert coarse.instance is not fp16x3.SMALL
+    assert "every 64 of K" in coarse.notes[0]
+
+
+def test_the_modes_own_plan_is_there_where_ieee_is_faster() -> None:
+    problem = tilewave.plan(256, 256, 256, device="H200").problem
+    assert plan_fp16x3(problem, H200).instance.family != fp16x3.FAMILY
+    assert plan_in_mode(problem, H200).instance is fp16x3.SMALL
+    large = tilewave.plan(4096, 4096, 4096, device="H200").problem
+    assert plan_in_mode(large, H200) == plan_fp16x3(large, H200)
+    with pytest.raises(UsageError, match="no plan of precision 'fp16x3': there is no product"):
+        plan_in_mode(replace(problem, k=0, product=False), H200)
 
 
 def test_tiles_that_come_in_no_pairs_run_alone() -> None:
@@ -108,7 +142,7 @@ def test_only_a_limit_of_the_callers_bounds_the_packed_operands() -> None:
     problem = plan(8192, 8192, 8192).problem
     needed = plan(8192, 8192, 8192).workspace_bytes
     assert needed > WORKSPACE_LIMIT_BYTES
-    assert plan(8192, 8192, 8192, batch_invariant=True).instance is fp16x3.PAIRS
+    assert plan(8192, 8192, 8192).instance is fp16x3.PAIRS
     for limit, family in ((needed, fp16x3.FAMILY), (needed - 1, "large_tile")):
         found = plan_fp16x3(problem, H200, PlanOptions(workspace_limit=limit))
         assert found.instance.family == family

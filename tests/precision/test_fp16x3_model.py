@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
 from tilewave.errors import UsageError
 from tilewave.precision import error_in_mode_bounds, fp16x3, fp16x3_bound, ieee_bound
-from tilewave.precision.bounds import UNIT_ROUNDOFF, ratios_to
+from tilewave.precision.bounds import UNIT_ROUNDOFF, gamma, ratios_to
 from tilewave.precision.data_sets import DATA_SETS, draw
 from tilewave.precision.fp16x3 import GUARD_NONFINITE, GUARD_ZERO, multiply, split_rows
 from tilewave.precision.mode_bounds import fp16x3_coefficient, fp16x3_unguarded_bound
@@ -31,10 +33,10 @@ IN_RANGE = (
 OUT_OF_RANGE = ("along-k-30", "along-k-60", "elements")
 
 
-def unguarded(a: np.ndarray, b: np.ndarray, interval: int | None = 64) -> np.ndarray:
+def unguarded(a: np.ndarray, b: np.ndarray, sums: fp16x3.Sums | None = fp16x3.FINE) -> np.ndarray:
     """Steps 1 to 5: nothing is recomputed."""
     rows, columns = split_rows(a), split_rows(b.T)
-    return fp16x3.unscale(fp16x3.sum_products(rows, columns, interval), rows.shift, columns.shift)
+    return fp16x3.unscale(fp16x3.sum_products(rows, columns, sums), rows.shift, columns.shift)
 
 
 def relative(c: np.ndarray, a: np.ndarray, b: np.ndarray) -> float:
@@ -56,11 +58,13 @@ def test_the_bound_holds(rng: Generator, name: str) -> None:
     for k in (*rng.choice(LENGTHS, 5), rng.integers(1, 800)):
         m, n = (int(size) for size in rng.integers(1, 30, 2))
         a, b = draw(name, rng, m, int(k), n)
-        interval = int(rng.choice(fp16x3.INTERVALS))
-        found = multiply(a, b, interval=interval)
-        limit = np.where(found.recomputed, ieee_bound(a, b), fp16x3_bound(a, b, interval))
+        sums = fp16x3.KINDS[rng.integers(len(fp16x3.KINDS))]
+        found = multiply(a, b, sums=sums)
+        limit = np.where(found.recomputed, ieee_bound(a, b), fp16x3_bound(a, b, sums))
         assert ratios_to(limit, found.values, a.astype(float), b.astype(float)).max() <= 1, (m, k, n)
-        loose = ratios_to(fp16x3_unguarded_bound(a, b), unguarded(a, b), a.astype(float), b.astype(float))
+        loose = ratios_to(
+            fp16x3_unguarded_bound(a, b, sums), unguarded(a, b, sums), a.astype(float), b.astype(float)
+        )
         assert loose.max() <= 1, (m, k, n)
 
 
@@ -138,7 +142,7 @@ def test_truncation_alone_can_take_24_roundings() -> None:
     a, b = np.zeros((1, 64), F32), np.zeros((64, 1), F32)
     a[0, 0] = b[0, 0] = 1
     a[0, 16:], b[16:, 0] = 2.0**-12 * (1 - 2.0**-11), 2.0**-13
-    found = multiply(a, b)
+    found = multiply(a, b, sums=fp16x3.COARSE)
     assert not found.recomputed.any()
     lost = float((a.astype(float) @ b - found.values)[0, 0]) / UNIT_ROUNDOFF
     assert 23.9 < lost < 24.1
@@ -221,18 +225,60 @@ def test_partial_sums_do_not_overflow() -> None:
     assert multiply(a[:, :2], np.ones((2, 1), F32)).values[0, 0] == np.inf
 
 
+def in_pieces(a: np.ndarray, b: np.ndarray, pieces: int) -> np.ndarray:
+    """The product as a library makes it that cuts K: a chain of each piece, and the chains added in order."""
+    cuts = [a.shape[1] * i // pieces for i in range(pieces + 1)]
+    total = np.zeros((a.shape[0], b.shape[1]), F32)
+    for first, end in itertools.pairwise(cuts):
+        total += in_order(a[:, first:end], b[first:end])
+    return total
+
+
 @pytest.mark.parametrize("name", ["normal", "uniform"])
-def test_float32_accuracy_for_k_of_1024_and_more(rng: Generator, name: str) -> None:
-    for k in (1024, 1500, 4096):
-        a, b = draw(name, rng, 24, k, 32)
-        assert relative(multiply(a, b).values, a, b) <= relative(in_order(a, b), a, b), k
+@pytest.mark.parametrize("k", [1024, 1500, 2048, 4096])
+def test_float32_accuracy_for_k_of_1024_and_more(rng: Generator, name: str, k: int) -> None:
+    """Coarse sums beat a library that cuts K in two, fine ones one that cuts it in eight."""
+    a, b = draw(name, rng, 64, k, 64)
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    fine, coarse, two, eight = (
+        np.linalg.norm(c - exact)
+        for c in (
+            multiply(a, b).values,
+            multiply(a, b, sums=fp16x3.COARSE).values,
+            in_pieces(a, b, 2),
+            in_pieces(a, b, 8),
+        )
+    )
+    assert coarse <= two
+    assert fine <= eight
 
 
 @pytest.mark.parametrize("name", ["normal", "uniform"])
 def test_at_most_3e_7_for_small_k(rng: Generator, name: str) -> None:
     for k in (1, 2, 8, 33, 64, 100, 256, 700, 1023):
         a, b = draw(name, rng, 48, k, 64)
-        assert relative(multiply(a, b).values, a, b) <= 3e-7, k
+        for sums in (fp16x3.FINE, fp16x3.COARSE):
+            assert relative(multiply(a, b, sums=sums).values, a, b) <= 3e-7, (k, sums)
+
+
+def test_runs_are_added_by_themselves() -> None:
+    """2^24 + 1 is no float32: what a run of 256 sums up to survives beside it; added alone, it is lost."""
+    k = 256 * 3
+    a, b = np.ones((1, k), F32), np.ones((k, 1), F32)
+    a[0, 0], a[0, 1:256] = 2.0**24, 0
+    expected = {fp16x3.FINE: 2.0**24 + 512, fp16x3.Sums(1): 2.0**24, fp16x3.Sums(1, 256): 2.0**24 + 512}
+    rows, columns = split_rows(a), split_rows(b.T)
+    for sums, value in expected.items():
+        total = fp16x3.sum_products(rows, columns, sums)
+        assert fp16x3.unscale(total, rows.shift, columns.shift)[0, 0] == value, sums
+
+
+def test_the_bound_of_fine_sums_is_within_the_modes() -> None:
+    for k in (1, 15, 16, 17, 64, 255, 256, 257, 4095, 4097, 1 << 20, (1 << 24) - 1):
+        assert fp16x3_coefficient(k, fp16x3.FINE) < fp16x3_coefficient(k)
+    for k, additions in ((1, 2), (16, 2), (256, 17), (257, 18), (4096, 32)):
+        expected = 44 * UNIT_ROUNDOFF + gamma(additions)
+        assert fp16x3_coefficient(k, fp16x3.FINE) == expected
 
 
 @pytest.mark.long
@@ -249,7 +295,7 @@ def test_float32_accuracy_for_the_largest_k(rng: Generator, name: str) -> None:
 def test_without_promotion_or_a_low_part_it_is_no_fp32(rng: Generator) -> None:
     """Either would be seen: the bound fails for one, the accuracy for the other."""
     a, b = draw("uniform", rng, 16, 4096, 16)
-    alone = multiply(a, b, interval=None).values
+    alone = multiply(a, b, sums=None).values
     assert error_in_mode_bounds("fp16x3", alone, a, b) > 1
     rows, columns = split_rows(a), split_rows(b.T)
     rows.lo[...] = 0
@@ -270,8 +316,12 @@ def test_batches_broadcast_and_empty_products_are_zero(rng: Generator) -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(UsageError, match="interval is 32; accepted are 64 and 128"):
-        multiply(np.ones((2, 2), F32), np.ones((2, 2), F32), interval=32)
+    with pytest.raises(
+        UsageError, match=r"sums are Sums\(interval=32, run=None\); accepted are Sums\(.*None"
+    ):
+        multiply(np.ones((2, 2), F32), np.ones((2, 2), F32), sums=fp16x3.Sums(32))
+    with pytest.raises(UsageError, match=r"sums are Sums\(interval=32, run=2\)"):
+        fp16x3_bound(np.ones((2, 2), F32), np.ones((2, 2), F32), fp16x3.Sums(32, 2))
     with pytest.raises(UsageError, match="less than 2\\^24"):
         split_rows(np.broadcast_to(F32(1), (1, 1 << 24)))
     with pytest.raises(UsageError, match="there is no data set 'gaussian'; accepted are normal"):

@@ -27,6 +27,9 @@ ARCHITECTURE = "sm_90a"
 INTERVAL = 64
 """Elements of K after which the tensor core's sum is added to a float32 sum; K is padded to a multiple."""
 
+FINE_INTERVAL = 16
+"""The same in a kernel whose sums are fine."""
+
 BLOCK_K = 32
 """Elements of K in 128 bytes of a packed row: their high halves, then their low halves."""
 
@@ -53,7 +56,7 @@ PACKED_ALIGNMENT = 256
 """Packed operands, and what is within them, begin at multiples of so many bytes."""
 
 
-def _main(halves: int, stages: int, cluster: int, reason: str) -> Instance:
+def _main(halves: int, stages: int, cluster: int, reason: str, fine: bool = False) -> Instance:
     rows, columns = 128 * halves, 128
     out_bytes = 2 * 4 * 8 * columns * 4  # eight warps bring eight rows each to memory
     scale_bytes = 4 * (256 + columns + 4)  # of the rows of the largest tile, of the columns, and a flag
@@ -61,7 +64,7 @@ def _main(halves: int, stages: int, cluster: int, reason: str) -> Instance:
         name=f"fp16x3_{rows}x{columns}" + ("_pairs" if cluster > 1 else ""),
         family=FAMILY,
         header="kernels/fp16x3_main.cuh",
-        entry=f"tilewave::fp16x3_main<{halves}, {stages}, {cluster}>",
+        entry=f"tilewave::fp16x3_main<{halves}, {stages}, {cluster}, {str(fine).lower()}>",
         bm=rows,
         bn=columns,
         bk=INTERVAL,
@@ -108,7 +111,7 @@ def _helper(header: str, kernel: str, reason: str) -> Instance:
 
 PAIRS = _main(2, 4, 2, "large products: two blocks share what they read of A")
 LARGE = _main(2, 4, 1, "large products whose tiles do not come in pairs")
-SMALL = _main(1, 6, 1, "products whose larger tiles would leave SMs idle")
+SMALL = _main(1, 6, 1, "small outputs, and bits that must not depend on sizes: finer sums", fine=True)
 MAIN_INSTANCES = (PAIRS, LARGE, SMALL)
 SCAN = _helper("fp16x3_pack", "fp16x3_scan", "packs rows along K, scans strips of neighbouring rows")
 PACK = _helper("fp16x3_pack", "fp16x3_pack", "packs strips that were scanned")
@@ -118,6 +121,11 @@ COLUMNS = _helper("fp16x3_columns", "fp16x3_columns", "packs rows along K, and s
 def cluster_of(instance: Instance) -> int:
     """Blocks of a main kernel that form a cluster, side by side along N."""
     return 2 if instance is PAIRS else 1
+
+
+def interval_of(instance: Instance) -> int:
+    """Elements of K after which a main kernel adds the tensor core's sum to a float32 sum."""
+    return FINE_INTERVAL if instance is SMALL else INTERVAL
 
 
 def every_fp16x3_instance() -> tuple[Instance, ...]:

@@ -7,6 +7,8 @@
 // float32 sums in registers, and one further set of 64 in which the tensor core sums the products of INTERVAL elements
 // of K: low * high, high * low, high * high, the first overwriting what was there. The tensor core truncates where it
 // accumulates, so that each such sum is added to the float32 sums with rounding to nearest (a *promotion*).
+// A FINE kernel promotes every FINE_INTERVAL elements, into sums of FINE_RUN elements that are then added to the others:
+// what it computes is closer to the exact product, and takes another 64 registers.
 #pragma once
 
 #define TILEWAVE_SEPARATE_BIAS  // the epilogue rounds after alpha * sum, whatever the compiler knows of the arguments
@@ -238,13 +240,24 @@ __device__ __forceinline__ void finish_rows(const GemmArgs& args, const Item& it
     }
 }
 
-template <int HALVES, int STAGES, int CLUSTER>
+// Tells block `block` of the cluster that a multiplying warp is done with a stage.
+template <int CLUSTER>
+__device__ __forceinline__ void release(unsigned emptied, int block) {
+    if constexpr (CLUSTER > 1) {
+        barrier_arrive_in_block(emptied, block);
+    } else {
+        barrier_arrive(emptied);
+    }
+}
+
+template <int HALVES, int STAGES, int CLUSTER, bool FINE>
 __global__ void __launch_bounds__(MAIN_THREADS, 1)
     fp16x3_main(const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b,
                 const __grid_constant__ GemmArgs args, const __grid_constant__ PackedOperands packed) {
     constexpr int TILE_M = MULTIPLIERS * HALVES * 64;
     constexpr int A_BYTES = TILE_M * BLOCK_BYTES, STAGE_BYTES = A_BYTES + TILE_N * BLOCK_BYTES;
     constexpr int PER_INTERVAL = INTERVAL / BLOCK_K;
+    static_assert(!FINE || HALVES == 1, "three sets of sums and a part of two halves are more than a thread's registers");
     extern __shared__ unsigned char dynamic_shared[];
     const unsigned stages = (shared_address(dynamic_shared) + 1023) & ~1023u;  // the swizzle's pattern is of 1024 bytes
     const unsigned filled = stages + STAGES * STAGE_BYTES + MULTIPLIERS * 4 * OUT_FLOATS * sizeof(float);
@@ -324,49 +337,78 @@ __global__ void __launch_bounds__(MAIN_THREADS, 1)
 #pragma unroll
                 for (int i = 0; i < 64; ++i) sums[h][i] = 0.0f;
 
-            for (int interval = 0; interval < packed.intervals; ++interval) {
-                unsigned a[PER_INTERVAL], b[PER_INTERVAL], done[PER_INTERVAL];
+            if constexpr (FINE) {
+                for (int first = 0; first < blocks; first += FINE_RUN / BLOCK_K) {
+                    float run[64];
 #pragma unroll
-                for (int s = 0; s < PER_INTERVAL; ++s) {
-                    unsigned base = stages + stage * STAGE_BYTES;
-                    a[s] = descriptor_of(base + multiplier * HALVES * 64 * BLOCK_BYTES);
-                    b[s] = descriptor_of(base + A_BYTES);
-                    done[s] = emptied + 8 * stage;
-                    barrier_wait(filled + 8 * stage, parity);
-                    if (++stage == STAGES) {
-                        stage = 0;
-                        parity ^= 1;
-                    }
-                }
+                    for (int i = 0; i < 64; ++i) run[i] = 0.0f;
+                    const int end = min(first + FINE_RUN / BLOCK_K, blocks);
+                    for (int block = first; block < end; ++block) {
+                        const unsigned base = stages + stage * STAGE_BYTES;
+                        const unsigned a = descriptor_of(base + multiplier * 64 * BLOCK_BYTES);
+                        const unsigned b = descriptor_of(base + A_BYTES), done = emptied + 8 * stage;
+                        barrier_wait(filled + 8 * stage, parity);
+                        if (++stage == STAGES) {
+                            stage = 0;
+                            parity ^= 1;
+                        }
 #pragma unroll
-                for (int h = 0; h < HALVES; ++h) {
-                    float part[64];
-                    products_fence();
+                        for (int step = 0; step < BLOCK_K / FINE_INTERVAL; ++step) {
+                            float part[64];
+                            products_fence();
 #pragma unroll
-                    for (int product = 0; product < 3; ++product)  // low * high, high * low, high * high
+                            for (int product = 0; product < 3; ++product)  // as below
+                                multiply(part, a + (product == 0 ? 4 : 0) + 2 * step,
+                                         b + (product == 1 ? 4 : 0) + 2 * step, product != 0);
+                            products_commit();
+                            products_wait();
+                            if (step == BLOCK_K / FINE_INTERVAL - 1 && lane < CLUSTER) release<CLUSTER>(done, lane);
 #pragma unroll
-                        for (int s = 0; s < PER_INTERVAL; ++s)
-#pragma unroll
-                            for (int step = 0; step < BLOCK_K / 16; ++step) {
-                                // In units of 16 bytes: 16 of K are 2, the low halves lie 4 behind, 64 rows are 512.
-                                unsigned from_a = a[s] + h * 512 + (product == 0 ? 4 : 0) + 2 * step;
-                                unsigned from_b = b[s] + (product == 1 ? 4 : 0) + 2 * step;
-                                multiply(part, from_a, from_b, (product | s | step) != 0);
-                            }
-                    products_commit();
-                    products_wait();
-                    if (h == HALVES - 1 && lane < CLUSTER) {
-#pragma unroll
-                        for (int s = 0; s < PER_INTERVAL; ++s) {
-                            if constexpr (CLUSTER > 1) {
-                                barrier_arrive_in_block(done[s], lane);
-                            } else {
-                                barrier_arrive(done[s]);
-                            }
+                            for (int i = 0; i < 64; ++i) run[i] += part[i];
                         }
                     }
 #pragma unroll
-                    for (int i = 0; i < 64; ++i) sums[h][i] += part[i];
+                    for (int i = 0; i < 64; ++i) sums[0][i] += run[i];
+                }
+            } else {
+                for (int interval = 0; interval < packed.intervals; ++interval) {
+                    unsigned a[PER_INTERVAL], b[PER_INTERVAL], done[PER_INTERVAL];
+#pragma unroll
+                    for (int s = 0; s < PER_INTERVAL; ++s) {
+                        unsigned base = stages + stage * STAGE_BYTES;
+                        a[s] = descriptor_of(base + multiplier * HALVES * 64 * BLOCK_BYTES);
+                        b[s] = descriptor_of(base + A_BYTES);
+                        done[s] = emptied + 8 * stage;
+                        barrier_wait(filled + 8 * stage, parity);
+                        if (++stage == STAGES) {
+                            stage = 0;
+                            parity ^= 1;
+                        }
+                    }
+#pragma unroll
+                    for (int h = 0; h < HALVES; ++h) {
+                        float part[64];
+                        products_fence();
+#pragma unroll
+                        for (int product = 0; product < 3; ++product)  // low * high, high * low, high * high
+#pragma unroll
+                            for (int s = 0; s < PER_INTERVAL; ++s)
+#pragma unroll
+                                for (int step = 0; step < BLOCK_K / 16; ++step) {
+                                    // In units of 16 bytes: 16 of K are 2, the low halves lie 4 behind, 64 rows are 512.
+                                    unsigned from_a = a[s] + h * 512 + (product == 0 ? 4 : 0) + 2 * step;
+                                    unsigned from_b = b[s] + (product == 1 ? 4 : 0) + 2 * step;
+                                    multiply(part, from_a, from_b, (product | s | step) != 0);
+                                }
+                        products_commit();
+                        products_wait();
+                        if (h == HALVES - 1 && lane < CLUSTER) {
+#pragma unroll
+                            for (int s = 0; s < PER_INTERVAL; ++s) release<CLUSTER>(done[s], lane);
+                        }
+#pragma unroll
+                        for (int i = 0; i < 64; ++i) sums[h][i] += part[i];
+                    }
                 }
             }
 

@@ -37,7 +37,12 @@ CLOCK_MHZ = 1980
 
 SHARES = {fp16x3.PAIRS.name: 1.0, fp16x3.LARGE.name: 0.988, fp16x3.SMALL.name: 0.8}
 """What each main kernel keeps of that. Study of another kernel of this design: without pairs, a product of
-4096 took 1.2 % longer. The smaller tile reads a third more from L2 for a multiplication; 0.8 fits 1024^3."""
+4096 took 1.2 % longer. The smaller tile reads a third more from L2 for a multiplication; 0.8 fits 1024^3 as
+it was when its sums were promoted every 64 of K. Every 16 has not been timed: up to 15 % less is expected."""
+
+FEW_TILES = 132
+"""Outputs of at most so many tiles of 128 x 128 have fine sums, on whatever GPU: an H200 has as many SMs, and
+a library that wants them all busy cuts K there, whose short chains are more exact than coarse sums are."""
 
 PACKING_GB_S_SHARE = 0.70
 """Measured: the share of an H200's 4.8 TB/s at which operands of 4096 x 4096 and 8192 x 8192 were packed,
@@ -62,7 +67,8 @@ def plan_fp16x3(problem: GemmProblem, spec: DeviceSpec, options: PlanOptions = _
 
     Where the planner predicts that ``ieee`` is faster, or the mode does not apply (no product, more rows
     than an index holds), it is the plan of ``ieee``, whose notes say so; ``plan.instance.family`` tells.
-    With ``batch_invariant`` speed does not decide, because it depends on m. Raises ``UsageError`` on a GPU
+    With ``batch_invariant`` speed does not decide, because it depends on m, and sums are fine for every size
+    (`fine_only`), so that an element's bits depend on its operands alone. Raises ``UsageError`` on a GPU
     that is no Hopper, for K of 2^24 and more, and for options that contradict each other.
     """
     if spec.compute_capability != COMPUTE_CAPABILITY:
@@ -78,14 +84,7 @@ def plan_fp16x3(problem: GemmProblem, spec: DeviceSpec, options: PlanOptions = _
     if plain.blocks == 0:
         return plain
     if reason is None:
-        found = min(
-            (
-                plan_on(plain.problem, instance, spec, plain.sms)
-                for instance in fp16x3.MAIN_INSTANCES
-                if fp16x3.cluster_of(instance) <= plain.sms
-            ),
-            key=lambda plan: plan.estimate.total,
-        )
+        found = _fastest(plain.problem, spec, plain.sms, options.batch_invariant)
         if options.schedule is not None and options.wanted[0] is not DATA_PARALLEL.kind:
             reason = f"schedule {options.schedule!s} was asked for, and the mode's tiles are not cut"
         elif WORKSPACE_LIMIT_BYTES != options.workspace_limit < found.workspace_bytes:
@@ -99,6 +98,36 @@ def plan_fp16x3(problem: GemmProblem, spec: DeviceSpec, options: PlanOptions = _
         else:
             return found
     return replace(plain, notes=(*plain.notes, f"fp16x3 was asked for and ieee runs: {reason}"))
+
+
+def fine_only(problem: GemmProblem, batch_invariant: bool) -> bool:
+    """Whether a problem's sums are fine (`precision.fp16x3.FINE`) whichever kernel is the fastest."""
+    tiles_m, tiles_n, _ = fp16x3.SMALL.tiles(problem)
+    return batch_invariant or tiles_m * tiles_n * problem.batches <= FEW_TILES
+
+
+def plan_in_mode(problem: GemmProblem, spec: DeviceSpec) -> GemmPlan:
+    """What `plan_fp16x3` would plan if ``ieee`` were slower: for comparing the two.
+
+    Raises ``UsageError`` where the mode does not apply.
+    """
+    reason = fp16x3.refusal(problem)
+    if reason is not None:
+        raise UsageError(f"no plan of precision 'fp16x3': {reason}")
+    return _fastest(problem, spec, spec.sms, False)
+
+
+def _fastest(problem: GemmProblem, spec: DeviceSpec, sms: int, batch_invariant: bool) -> GemmPlan:
+    """The plan on the main kernel that is predicted to be the fastest of those that are exact enough."""
+    candidates = (fp16x3.SMALL,) if fine_only(problem, batch_invariant) else fp16x3.MAIN_INSTANCES
+    return min(
+        (
+            plan_on(problem, instance, spec, sms)
+            for instance in candidates
+            if fp16x3.cluster_of(instance) <= sms
+        ),
+        key=lambda plan: plan.estimate.total,
+    )
 
 
 def plan_on(problem: GemmProblem, instance: Instance, spec: DeviceSpec, sms: int) -> GemmPlan:
@@ -123,8 +152,8 @@ def plan_on(problem: GemmProblem, instance: Instance, spec: DeviceSpec, sms: int
         considered=(),
         notes=(
             "precision fp16x3: operands are scaled and split in fp16 pairs, three products on tensor cores "
-            f"are summed in float32 every {fp16x3.INTERVAL} of K, and elements beyond the mode's range are "
-            "recomputed",
+            f"are summed in float32 every {fp16x3.interval_of(instance)} of K, and elements beyond the "
+            "mode's range are recomputed",
             "the prediction is fitted to earlier kernels of this mode: those of now have not been measured",
         ),
         mode_workspace=(fp16x3.workspace_bytes(problem), 0),

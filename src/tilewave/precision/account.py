@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewave.precision.fp16x3 import INTERVAL
+from tilewave.precision.fp16x3 import COARSE
 from tilewave.precision.mode_bounds import mode_coefficient, recomputed
 
 _FORMULAS = {
     "ieee": "gamma_K",
-    "fp16x3": f"(12 + 2 L) u + gamma_P, L = {INTERVAL}",
+    "fp16x3": f"(12 + 2 L) u + gamma_P, L = {COARSE.interval}",
     "tf32": "2^-10 + 2^-22 + gamma_K: low precision",
 }
 

@@ -13,12 +13,15 @@ length, and every product of a batch is by itself.
    *large* if abs(x') >= 2^4. t = large elements - 4 * small elements, inexact = there are small elements. The
    guard is the int32 2 t + inexact; `GUARD_ZERO` for a row without elements other than 0, and
    `GUARD_NONFINITE` for one with NaN or an infinity. Zeros that pad K count for nothing.
-4. Sum. K is padded with zeros to a multiple of the interval, 64 (the model also knows 128, which is not of
-   float32's accuracy where all data have one sign: `INTERVALS`). For each interval, in ascending k, a
+4. Sum (`sum_products`). K is cut into intervals, the last one padded with zeros. For each, in ascending k, a
    temporary accumulator takes lo_A hi_B, then hi_A lo_B, then hi_A hi_B, each in groups of 16 in ascending
-   k; the first group overwrites. A step is `tensor_core.multiply_accumulate`. The temporary accumulator is
-   then added to the sum, in float32, to nearest even; the sum starts at +0. Partial sums of several blocks
-   are whole intervals each and are added in float32.
+   k; the first group overwrites. A step is `tensor_core.multiply_accumulate`. What then happens to the
+   temporary accumulator, in float32, to nearest even, is of two kinds (`Sums`). `COARSE`: intervals are of
+   64, and each is added to one sum. `FINE`: intervals are of 16, each is added to the sum of a run of 16
+   intervals, and each run, the last one short, to the sum. All sums start at +0. `FINE` is what outputs of at
+   most 132 tiles of 128 x 128 have, every output under ``batch_invariant``, every one on the host, and any
+   that is faster on such tiles; the others have `COARSE`: a plan's kernel tells. (The model also knows
+   intervals of 128, which are not of float32's accuracy where all data have one sign.)
 5. Unscale (`unscale`). t = -(shift_A + shift_B), clamped to [-252, 254]; the sum is multiplied by
    2^(t div 2), then by 2^(t - t div 2). Together that rounds once: to nearest even where the result is
    subnormal, to an infinity where it is beyond float32.
@@ -44,10 +47,25 @@ Float16 = NDArray[np.float16]
 Float32 = NDArray[np.float32]
 Int32 = NDArray[np.int32]
 
-INTERVAL = 64
-"""Elements of K whose products share a temporary accumulator."""
 
-INTERVALS = (64, 128)
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """How temporary accumulators are added: each holds ``interval`` of K, ``run`` of them are added first.
+
+    Without a run each is added to the one sum.
+    """
+
+    interval: int
+    run: int | None = None
+
+
+COARSE = Sums(64)
+"""Of large products: a thread's registers hold one sum for each of its elements."""
+
+FINE = Sums(16, 16)
+"""Of small outputs, where a library cuts K, whose chains of float32 sums are short then."""
+
+KINDS = (FINE, COARSE, Sums(128))
 
 SCALED_EXPONENT = 14
 """Exponent of a row's largest element after scaling."""
@@ -120,22 +138,28 @@ def must_recompute(guard_a: Int32, guard_b: Int32, k: int) -> NDArray[np.bool_]:
     return found
 
 
-def sum_products(
-    a: Split, b: Split, interval: int | None = INTERVAL, core: TensorCore = HOPPER_F16
-) -> Float32:
-    """Step 4: the scaled product, (..., M, N). Without an interval everything shares one accumulator."""
+def sum_products(a: Split, b: Split, sums: Sums | None = FINE, core: TensorCore = HOPPER_F16) -> Float32:
+    """Step 4: the scaled product, (..., M, N). Without ``sums`` everything shares one accumulator."""
     k = a.hi.shape[-1]
-    step = max(k, 1) if interval is None else interval
+    interval = max(k, 1) if sums is None else sums.interval
+    run = 1 if sums is None or sums.run is None else sums.run
     batch = np.broadcast_shapes(a.hi.shape[:-2], b.hi.shape[:-2])
     total = np.zeros((*batch, a.hi.shape[-2], b.hi.shape[-2]), np.float32)
-    for first in range(0, k, step):
-        part = (..., slice(first, first + step))
-        temporary: Float32 | None = None
-        for x, y in ((a.lo, b.hi), (a.hi, b.lo), (a.hi, b.hi)):
-            temporary = multiply_accumulate(x[part], y[part].swapaxes(-1, -2), temporary, core)
-        assert temporary is not None  # three products were added
-        total += temporary
+    for start in range(0, k, run * interval):
+        recent = np.zeros_like(total)
+        for first in range(start, min(start + run * interval, k), interval):
+            recent += _one_accumulator(a, b, slice(first, first + interval), core)
+        total += recent
     return total
+
+
+def _one_accumulator(a: Split, b: Split, part: slice, core: TensorCore) -> Float32:
+    """The three products of a part of K, summed by the tensor core."""
+    found: Float32 | None = None
+    for x, y in ((a.lo, b.hi), (a.hi, b.lo), (a.hi, b.hi)):
+        found = multiply_accumulate(x[..., part], y[..., part].swapaxes(-1, -2), found, core)
+    assert found is not None  # three products were added
+    return found
 
 
 def unscale(total: Float32, shift_a: Int32, shift_b: Int32) -> Float32:
@@ -147,18 +171,16 @@ def unscale(total: Float32, shift_a: Int32, shift_b: Int32) -> Float32:
     return unscaled
 
 
-def multiply(
-    a: Float32, b: Float32, *, interval: int | None = INTERVAL, core: TensorCore = HOPPER_F16
-) -> Result:
+def multiply(a: Float32, b: Float32, *, sums: Sums | None = FINE, core: TensorCore = HOPPER_F16) -> Result:
     """Steps 1 to 6: the product of ``a`` (..., M, K) and ``b`` (..., K, N), leading axes broadcasting.
 
-    Recomputed elements are NumPy's float32 product.
+    ``sums`` are one of `KINDS`, or None for no promotion. Recomputed elements are NumPy's float32 product.
     """
-    if interval is not None and interval not in INTERVALS:
-        raise UsageError(f"interval is {interval}; accepted are 64 and 128, and None for no promotion")
+    if sums is not None and sums not in KINDS:
+        raise UsageError(f"sums are {sums}; accepted are {', '.join(map(str, KINDS))}, and None")
     rows, columns = split_rows(a), split_rows(b.swapaxes(-1, -2))
     recomputed = must_recompute(rows.guard, columns.guard, a.shape[-1])
-    values = unscale(sum_products(rows, columns, interval, core), rows.shift, columns.shift)
+    values = unscale(sum_products(rows, columns, sums, core), rows.shift, columns.shift)
     if recomputed.any():
         with np.errstate(all="ignore"):
             values = np.where(recomputed, np.matmul(a, b), values)

@@ -1,7 +1,9 @@
 """How far the modes that use tensor cores may be from the exact product.
 
 Below, u = 2^-24, gamma_n = n u / (1 - n u), L is the promotion interval (64), P = ceil(K / L), S = sum_k
-|a_k| |b_k| for one element of the product, r = max_k |a_k| and c = max_k |b_k|.
+|a_k| |b_k| for one element of the product, r = max_k |a_k| and c = max_k |b_k|. Where sums are fine
+(`fp16x3.FINE`: L = 16, then runs of 16 intervals) P is 16 + ceil(K / 256), and what follows is less for every
+K: the mode's bound is that of the coarse ones.
 
 **fp16x3.** Componentwise, for every element that is not recomputed:
 
@@ -19,9 +21,10 @@ A recomputed element has the bound of ``ieee``. In short (scaled values; `fp16x3
   most (17/2 + 2) u times the sum of magnitudes so far. Per interval there are L / 16 such steps for hi hi;
   the 2 L / 16 before them work on magnitudes 2^-11 times as large, or, where FP16 subnormals set E, half as
   large: below 1.21 L u S in all. (Groups of 8 would make it 1.4 L u S.)
-* Adding P temporary accumulators in float32 is gamma_(P-1), in any order. Unscaling rounds once, and only
-  where the result is subnormal: 2^-150.
-* The sum: 4 + 4 + 16 + 1.21 L < 12 + 2 L for both intervals, with room for the products of these terms.
+* Adding P temporary accumulators in float32 is gamma_(P-1), in any order; of runs of R, an addend takes part
+  in at most R - 1 sums within its run, which begins with 0, and in one for each run. Unscaling rounds once,
+  and only where the result is subnormal: 2^-150.
+* The sum: 4 + 4 + 16 + 1.21 L < 12 + 2 L for L of 16 and more, with room for the products of these terms.
 
 Without the guard the bound is partly normwise, `fp16x3_unguarded_bound`: for elements that are far below
 their row's or column's largest it adds 2^-39 (r |b|_1 + c |a|_1), which no longer shrinks with the element.
@@ -45,7 +48,7 @@ from tilewave.precision.bounds import (
     product_in_float64,
     ratios_to,
 )
-from tilewave.precision.fp16x3 import INTERVAL, INTERVALS, must_recompute, split_rows
+from tilewave.precision.fp16x3 import COARSE, KINDS, Sums, must_recompute, split_rows
 
 MODES = ("ieee", "fp16x3", "tf32")
 """Modes that have a bound here."""
@@ -55,20 +58,26 @@ _TF32_ROUNDING = 2.0**-10 + 2.0**-22
 _SUBNORMAL_SPACING_IN_ROWS = 2.0**-39
 
 
-def fp16x3_coefficient(k: int, interval: int = INTERVAL) -> float:
-    """What sum |a| |b| is multiplied with: (12 + 2 L) u + gamma_P, P = ceil(K / L)."""
-    if interval not in INTERVALS:
-        raise UsageError(f"interval is {interval}; accepted are {' and '.join(map(str, INTERVALS))}")
-    return (12 + 2 * interval) * UNIT_ROUNDOFF + gamma(-(-k // interval))
+def fp16x3_coefficient(k: int, sums: Sums = COARSE) -> float:
+    """What sum |a| |b| is multiplied with: (12 + 2 L) u + gamma_P, P = ceil(K / L) without runs."""
+    if sums not in KINDS:
+        raise UsageError(f"sums are {sums}; accepted are {', '.join(map(str, KINDS))}")
+    return (12 + 2 * sums.interval) * UNIT_ROUNDOFF + gamma(_additions(k, sums))
 
 
-def fp16x3_bound(a: npt.ArrayLike, b: npt.ArrayLike, interval: int = INTERVAL) -> Float64:
+def _additions(k: int, sums: Sums) -> int:
+    """P: of how many float32 sums an accumulator may be part."""
+    intervals = -(-k // sums.interval)
+    return intervals if sums.run is None else min(sums.run, intervals) + -(-intervals // sums.run)
+
+
+def fp16x3_bound(a: npt.ArrayLike, b: npt.ArrayLike, sums: Sums = COARSE) -> Float64:
     """The largest error, element by element, of the mode as it is offered: guarded, with elements recomputed.
 
     Shapes and what Inf and NaN do are those of `ieee_bound`.
     """
     x, y = np.asarray(a), np.asarray(b)
-    limit = _componentwise(x, y, interval)
+    limit = _componentwise(x, y, sums)
     outside = recomputed(x, y)
     if outside.any():
         limit[outside] = ieee_bound(x, y)[outside]
@@ -80,15 +89,15 @@ def recomputed(a: npt.NDArray[np.float32], b: npt.NDArray[np.float32]) -> npt.ND
     return must_recompute(split_rows(a).guard, split_rows(b.swapaxes(-1, -2)).guard, a.shape[-1])
 
 
-def fp16x3_unguarded_bound(a: npt.ArrayLike, b: npt.ArrayLike, interval: int = INTERVAL) -> Float64:
+def fp16x3_unguarded_bound(a: npt.ArrayLike, b: npt.ArrayLike, sums: Sums = COARSE) -> Float64:
     """The bound of what steps 1 to 5 compute, nothing recomputed: partly normwise. Operands are finite."""
     x, y = operands_in_float64(a, b)
     x, y = np.abs(x), np.abs(y)
     with np.errstate(over="ignore"):
         row, column = x.max(-1, initial=0)[..., :, np.newaxis], y.max(-2, initial=0)[..., np.newaxis, :]
         normwise = row * y.sum(-2)[..., np.newaxis, :] + column * x.sum(-1)[..., :, np.newaxis]
-        slack = 1 + 2.0**-6 + gamma(-(-x.shape[-1] // interval))  # what happens to these errors afterwards
-    limit: Float64 = _componentwise(a, b, interval) + slack * _SUBNORMAL_SPACING_IN_ROWS * normwise
+        slack = 1 + 2.0**-6 + gamma(_additions(x.shape[-1], sums))  # what happens to these errors afterwards
+    limit: Float64 = _componentwise(a, b, sums) + slack * _SUBNORMAL_SPACING_IN_ROWS * normwise
     return limit
 
 
@@ -133,8 +142,8 @@ def errors_in_mode_bounds(precision: str, c: npt.ArrayLike, a: npt.ArrayLike, b:
     return ratios_to(mode_bound(precision, a, b), result, x, y)
 
 
-def _componentwise(a: npt.ArrayLike, b: npt.ArrayLike, interval: int) -> Float64:
+def _componentwise(a: npt.ArrayLike, b: npt.ArrayLike, sums: Sums) -> Float64:
     x, y = operands_in_float64(a, b)
     with np.errstate(invalid="ignore", over="ignore"):
-        limit: Float64 = fp16x3_coefficient(x.shape[-1], interval) * np.matmul(np.abs(x), np.abs(y))
+        limit: Float64 = fp16x3_coefficient(x.shape[-1], sums) * np.matmul(np.abs(x), np.abs(y))
     return limit + _UNDERFLOW

@@ -10,9 +10,14 @@ from numpy.typing import NDArray
 
 import tilewave
 from tilewave.bench.baseline import find_baseline
+from tilewave.device import query_device
 from tilewave.errors import NotBuiltError, UsageError
+from tilewave.kernels.arguments import Pointers
+from tilewave.kernels.instances import Instance
+from tilewave.planner.fp16x3 import plan_on
 from tilewave.precision import fp16x3, tf32
 from tilewave.runtime.driver import Device, DeviceArray, Stream, probe
+from tilewave.runtime.fp16x3 import launch_fp16x3
 
 Float32 = NDArray[np.float32]
 
@@ -51,8 +56,35 @@ def _fp16x3(a: Float32, b: Float32) -> Float32:
     return fp16x3.multiply(a, b).values
 
 
+def _coarse(a: Float32, b: Float32) -> Float32:
+    return fp16x3.multiply(a, b, sums=fp16x3.COARSE).values
+
+
 def _unpromoted(a: Float32, b: Float32) -> Float32:
-    return fp16x3.multiply(a, b, interval=None).values
+    return fp16x3.multiply(a, b, sums=None).values
+
+
+def by_kernel(a: Float32, b: Float32, instance: Instance) -> Float32:
+    """The product of two matrices by one of the main kernels of fp16x3, on GPU 0, whatever is faster.
+
+    Raises ``UsageError`` for one column, which is planned as a row.
+    """
+    if b.shape[1] == 1:
+        raise UsageError("b has one column; accepted are two and more")
+    device = Device()
+    spec = query_device(device.ordinal)
+    (m, k), n = a.shape, b.shape[1]
+    problem = tilewave.plan(m, n, k, device=spec).problem
+    plan = plan_on(problem, instance, spec, spec.sms)
+    stream = Stream(device)
+    left, right = (DeviceArray.from_numpy(device, np.ascontiguousarray(x)) for x in (a, b))
+    out = DeviceArray.empty(device, (m, n))
+    out.poison()
+    device.synchronize()
+    pointers = Pointers(left.address, right.address, out.address)
+    launch_fp16x3(plan, pointers, device=device.ordinal, stream=stream.handle)
+    stream.synchronize()
+    return out.to_numpy()
 
 
 def models() -> dict[str, Contender]:
@@ -60,6 +92,7 @@ def models() -> dict[str, Contender]:
     return {
         "ieee": Contender("ieee, one chain of float32 sums (model)", "ieee", chain),
         "fp16x3": Contender("fp16x3 (model)", "fp16x3", _fp16x3),
+        "fp16x3-large": Contender("fp16x3 of large products (model)", "fp16x3", _coarse),
         "fp16x3-alone": Contender("fp16x3 without promotion (model)", "fp16x3", _unpromoted),
         "tf32": Contender("tf32 (model)", "tf32", tf32.multiply),
     }
