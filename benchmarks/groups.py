@@ -5,7 +5,8 @@
 Each contender is captured into a CUDA graph, so that host time counts for none of them, and they take turns:
 the group in one launch as planned, with every other tile, one `gemm` a product, and one PyTorch product after
 the other (cuBLAS in float32). Beside the device's time stands the host's, of a call outside any graph. Every
-result is checked against PyTorch's in float64.
+result is checked against PyTorch's in float64. The record is written after every group; a group or contender
+that fails is told of and leaves the others as they are. The exit code is 1 where one failed or was wrong.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,6 +36,8 @@ from tilewave.runtime import group as runtime_group
 from tilewave.runtime.driver import Device
 
 REPLAYS = 5
+LEAST_S = 3.0
+"""No group is begun with less time left."""
 
 
 def triples(rng: np.random.Generator, least: int, most: int, count: int) -> list[tuple[int, int, int]]:
@@ -170,6 +174,8 @@ def measure(sizes: list[tuple[int, int, int]], rounds: int, deadline: float) -> 
         "flops": flops,
         "host_us": statistics.median(host),
         "refused": refused,
+        # Of a sum in any order, in units of the largest |A| |B|; half as much again for the epilogue.
+        "error_limit": 1.5 * (max(k for *_, k in sizes) + 1) * 2.0**-24,
         "contenders": {
             name: {
                 "us": statistics.median(values),
@@ -204,20 +210,43 @@ def main() -> None:
     }
     for place, (name, sizes) in enumerate(chosen.items()):
         left = begin + options.budget - time.monotonic()
-        if left < 5:
+        if left < LEAST_S:
+            record["left_out"] = list(chosen)[place:]
             break
         deadline = time.monotonic() + left / (len(chosen) - place)
-        record["groups"][name] = measure(sizes, options.rounds, deadline)
-        options.out.write_text(json.dumps(record, indent=1) + "\n")
-    for name, found in record["groups"].items():
-        print(f"{name}: host {found['host_us']:.0f} us a call")
-        for contender, row in found["contenders"].items():
-            predicted = f", predicted {row['predicted_us']:.1f}" if row["predicted_us"] else ""
-            rate = found["flops"] / row["us"] / 1e6
-            print(
-                f"  {contender:42} {row['us']:10.1f} us{predicted}, {rate:6.2f} TFLOP/s, "
-                f"error {row['worst_error']:.1e}"
-            )
+        try:
+            found = measure(sizes, options.rounds, deadline)
+        except Exception as error:  # memory, or a lost context: the other groups are tried all the same
+            found = {"error": f"{type(error).__name__}: {error}"[:1000]}
+        record["groups"][name] = found
+        options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        print("\n".join(lines(name, found)), flush=True)
+        torch.cuda.empty_cache()
+    print(f"left out: {', '.join(record.get('left_out', [])) or 'nothing'}")
+    sys.exit(any(faults(found) for found in record["groups"].values()))
+
+
+def faults(found: dict[str, Any]) -> list[str]:
+    """What went wrong with a group, in words."""
+    if "error" in found:
+        return [found["error"]]
+    limit = found["error_limit"]
+    wrong = [name for name, row in found["contenders"].items() if not row["worst_error"] <= limit]
+    refused = [f"{name}: {why}" for name, why in found["refused"].items()]
+    return [*refused, *(f"{name}: off by {found['contenders'][name]['worst_error']:.2g}" for name in wrong)]
+
+
+def lines(name: str, found: dict[str, Any]) -> list[str]:
+    """What to print of a group."""
+    shown = [f"{name}: " + (f"host {found['host_us']:.0f} us a call" if "host_us" in found else "failed")]
+    for contender, row in found.get("contenders", {}).items():
+        predicted = f", predicted {row['predicted_us']:.1f}" if row["predicted_us"] else ""
+        rate = found["flops"] / row["us"] / 1e6
+        shown.append(
+            f"  {contender:42} {row['us']:10.1f} us{predicted}, {rate:6.2f} TFLOP/s, "
+            f"error {row['worst_error']:.1e}"
+        )
+    return [*shown, *(f"  FAULT {fault}" for fault in faults(found))]
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ fresh processes whose caches are warm; the library and its context are there bef
 after each process, and the budget holds them all. With ``--stand-in`` the driver is `stand_in_driver.c`,
 which does nothing, tensors are of the CPU and pretend to be on a GPU, and the clock is the CPU's time for the
 process: what is left is the host work of Python, its allocation on a CPU, and nothing of the driver's, so the
-figures compare with one another and with nothing else. The long way is the same call with nothing kept. Prints
-a table and writes JSON; ``--render`` writes the stand-in's into docs/host-time.md.
+figures compare with one another and with nothing else. The long way is the same call with nothing kept.
+Prints a table and writes JSON; ``--render`` writes the stand-in's into docs/host-time.md.
 """
 
 from __future__ import annotations

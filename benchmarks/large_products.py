@@ -8,13 +8,17 @@ tiles that the planner likes best, with their loops from the register-file pass,
 walk behind whole waves, and as one long walk; the compiler's own loop runs beside the best of them. They take
 turns with cuBLAS (through PyTorch, operands in the same layout). The planner's prediction stands beside each
 reading. Every output is checked against float64 on some of its rows, and the compiler's loop must give the
-same bits as the new one. A later call with the same file goes on where this one ended.
+same bits as the new one. The record is written after every product; one that fails is told of and the others
+go on. A later call with the same file goes on where this one ended, and measures anew what would now run with
+other machine code.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -205,11 +209,24 @@ def timed(
 
 def lines(name: str, row: dict[str, Any]) -> list[str]:
     """What to print of a product: cuBLAS, then every kernel, the fastest first."""
+    if "error" in row:
+        return [f"{name}: FAILED {row['error']}"]
     found = [f"{name}: cuBLAS {row['cuBLAS']:.1f}" + "".join(f"  WRONG {one}" for one in row["wrong"])]
     for kernel, one in sorted(row["kernels"].items(), key=lambda pair: -pair[1]["tflops"]):
         predicted = f"  predicted {one['predicted']:.1f}" if "predicted" in one else ""
         found.append(f"    {one['tflops']:5.1f} x{one['over cuBLAS']:.3f} {kernel}{predicted}")
     return found
+
+
+def digest_of(ways: dict[str, GemmPlan], pairs: dict[str, Pair]) -> str:
+    """Of what a product runs: its plans and their machine code."""
+    used = {name: pairs[plan.instance.name].digest for name, plan in ways.items()}
+    return hashlib.sha256(json.dumps(used, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def is_done(row: dict[str, Any] | None, digest: str) -> bool:
+    """Whether a product has been measured as it would be now."""
+    return row is not None and "error" not in row and row.get("digest") == digest
 
 
 def compiled(names: Sequence[str], spaced: set[str], jobs: int) -> dict[str, Pair]:
@@ -226,7 +243,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="parts of names of products")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--top", type=int, default=3, help="candidates of the planner at each product")
-    parser.add_argument("--jobs", type=int, default=8)
+    parser.add_argument("--jobs", type=int, default=min(16, os.cpu_count() or 1))
     parser.add_argument("--list", action="store_true", help="only print what would run; needs no GPU")
     options = parser.parse_args()
     started = time.monotonic()
@@ -236,8 +253,7 @@ def main() -> None:
     left = [
         product
         for product in products()
-        if str(product) not in record["products"]
-        and (not options.only or any(part in str(product) for part in options.only))
+        if not options.only or any(part in str(product) for part in options.only)
     ]
     # Plans are made for the record: workers are forked before CUDA is initialised.
     planner = GemmPlanner(get_spec("H200"), [large_tile], new_loops=True)
@@ -251,6 +267,8 @@ def main() -> None:
     names = sorted({plan.instance.name for ways in plans.values() for plan in ways.values()})
     spaced = {plan.instance.name for p, ways in plans.items() if p.spaced for plan in ways.values()}
     pairs = compiled([name for name in names if name in by_name()], spaced, options.jobs)
+    digests = {product: digest_of(ways, pairs) for product, ways in plans.items()}
+    left = [one for one in left if not is_done(record["products"].get(str(one)), digests[one])]
     print(f"{len(pairs)} kernels after {time.monotonic() - started:.0f} s", flush=True)
     if "H200" not in (name := query_device().name):
         sys.exit(f"the plans are for an H200, and this is an {name}")
@@ -269,12 +287,18 @@ def main() -> None:
         if product.flops >= _LARGEST:
             # The planner's choice, and the same tile with a block a tile: each call takes long.
             ways, rounds = dict(list(ways.items())[:1] + [w for w in ways.items() if "data" in w[0]][:1]), 5
-        record["products"][str(product)] = row = timed(product, ways, pairs, rounds)
+        try:
+            row = timed(product, ways, pairs, rounds)
+        except Exception as error:  # memory, or a kernel that a GPU refuses: the others go on
+            row = {"error": f"{type(error).__name__}: {error}"[:1000], "wrong": ["failed"]}
+        record["products"][str(product)] = row | {"digest": digests[product]}
         print("\n".join(lines(str(product), row)), flush=True)
         torch.cuda.empty_cache()
         options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print("\nproduct: cuBLAS, the fastest kernel and its ratio")
     for name, row in record["products"].items():
+        if "error" in row:
+            continue
         kernel, one = max(row["kernels"].items(), key=lambda pair: pair[1]["tflops"])
         print(f"{name:24} {row['cuBLAS']:5.1f}  {one['tflops']:5.1f} x{one['over cuBLAS']:.3f}  {kernel}")
     sys.exit(any(row["wrong"] for row in record["products"].values()))

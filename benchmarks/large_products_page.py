@@ -47,7 +47,11 @@ def table(record: dict[str, Any]) -> str:
         "| --- | ---: | --- | ---: | ---: | ---: | ---: | --- |",
     ]
     products = record["products"].items()
-    lines += [row(name, reading) for name, reading in products if not name.endswith("spacing")]
+    lines += [
+        row(name, reading)
+        for name, reading in products
+        if not name.endswith("spacing") and "error" not in reading
+    ]
     return "\n".join(lines) + "\n"
 
 

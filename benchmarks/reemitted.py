@@ -1,22 +1,26 @@
 """The register-file pass on an H200: the same bits as the compiler's kernels, and how much faster.
 
     PYTHONPATH=src timeout 400 python3 benchmarks/reemitted.py --out reemitted.json --budget 300
-        [--only TEXT ...] [--sizes 2048 4096 8192] [--rounds 7] [--no-timing]
+        [--only TEXT ...] [--sizes 4096 8192 2048] [--rounds 7] [--no-timing]
         [--spacing loads=20 --spacing loads=12,behind_barrier=12 ...]
 
 Every instance of the family `large_tile` is compiled here and put through the pass. Compiler's cubin and
 re-emitted one compute the same products (random, all-positive, small-integer, with NaN and infinities;
 ragged sizes, padded rows, every kind of schedule): all bits of the outputs must agree, before the timing and
-after. Then both and cuBLAS (through PyTorch, operands in the same layout) take turns at square sizes. A later
-call with the same file goes on where this one ended. `--spacing` adds loops with other distances between
-their instructions (`tilewave.compiler.sass.Spacing`) to the contenders, to find better ones.
+after. When all have been compared, both and cuBLAS (through PyTorch, operands in the same layout) take turns
+at square sizes. The record is written after every reading, a kernel that fails is told of and the others go
+on, and a later call with the same file goes on where this one ended, except for kernels whose machine code
+is another one by then. `--spacing` adds loops with other distances between their instructions
+(`tilewave.compiler.sass.Spacing`) to the contenders, to find better ones.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import hashlib
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -38,13 +42,15 @@ from tilewave.kernels.arguments import GEMM_ARGS_BYTES, Pointers, pack_arguments
 from tilewave.kernels.build import compile_instance
 from tilewave.kernels.families import FAMILIES, large_tile
 from tilewave.kernels.instances import Contiguous, Instance
+from tilewave.kernels.new_loops import instance_refusal
 from tilewave.planner.gemm import GemmPlan, GemmPlanner
 from tilewave.planner.schedules import DATA_PARALLEL, STREAM_K_WALK, Schedule, split_k
 from tilewave.problem import GemmProblem, MatrixLayout
 from tilewave.runtime import driver
 from tilewave.runtime.driver import Device
 
-ARCH = "sm_90a"
+ARCH = "sm_90"
+"""What the library runs on an H200: its kernels use nothing of sm_90a."""
 SCHEDULES = (DATA_PARALLEL, split_k(3), STREAM_K_WALK)
 KINDS = ("normal", "positive", "integers", "special")
 
@@ -86,6 +92,12 @@ class Pair:
     report: str
     seconds: float
     variants: dict[str, bytes]
+
+    @property
+    def digest(self) -> str:
+        """Of all machine code: readings of other code say nothing about this."""
+        images = (self.cubin, self.reemitted or b"", *self.variants.values())
+        return hashlib.sha256(b"".join(hashlib.sha256(image).digest() for image in images)).hexdigest()[:16]
 
 
 def made(name: str, spacings: Sequence[str]) -> Pair:
@@ -270,26 +282,81 @@ def timed(
     return row
 
 
-def measure(pair: Pair, planner: GemmPlanner, options: argparse.Namespace) -> dict[str, Any]:
-    instance = by_name()[pair.name]
-    row: dict[str, Any] = {"reason": pair.reason, "report": pair.report, "seconds": round(pair.seconds, 2)}
-    kernels = {"compiler": Kernel(pair.cubin, pair.symbol, instance)}
-    if pair.reemitted is None:
-        return row
-    kernels["reemitted"] = Kernel(pair.reemitted, pair.symbol, instance)
-    for name, image in pair.variants.items():
-        kernels[name] = Kernel(image, pair.symbol, instance)
-    row |= same_bits(planner, instance, kernels)
-    if options.timing and not row["wrong"]:
-        row["rates"] = {
-            size: timed(planner, instance, kernels, size, options.rounds) for size in options.sizes
-        }
-    return row
+class Session:
+    """Kernels loaded on the GPU, with what is measured of them."""
+
+    def __init__(self, planner: GemmPlanner) -> None:
+        self._planner = planner
+
+    def kernels(self, pair: Pair) -> dict[str, Kernel]:
+        """The compiler's kernel, the re-emitted one and its variants."""
+        assert pair.reemitted is not None
+        images = {"compiler": pair.cubin, "reemitted": pair.reemitted, **pair.variants}
+        instance = by_name()[pair.name]
+        return {name: Kernel(image, pair.symbol, instance) for name, image in images.items()}
+
+    def compared(self, pair: Pair) -> dict[str, Any]:
+        """What the pass made of a kernel, and whether it gives the compiler's bits."""
+        row = {"reason": pair.reason, "report": pair.report, "seconds": round(pair.seconds, 2)}
+        row["digest"] = pair.digest
+        if pair.reemitted is None:
+            return row
+        return row | same_bits(self._planner, by_name()[pair.name], self.kernels(pair))
+
+    def rate(self, pair: Pair, size: int, rounds: int) -> dict[str, Any]:
+        """Rates at one size."""
+        return timed(self._planner, by_name()[pair.name], self.kernels(pair), size, rounds)
+
+
+def run(
+    pairs: Sequence[Pair],
+    record: dict[str, Any],
+    compared: Callable[[Pair], dict[str, Any]],
+    rate: Callable[[Pair, int], dict[str, Any]],
+    sizes: Sequence[int],
+    end: float,
+    keep: Callable[[], None],
+    now: Callable[[], float] = time.monotonic,
+) -> None:
+    """Compare all kernels, then time them, until ``end``; ``keep`` is called after every reading.
+
+    Rows go into ``record["instances"]``. Those of the same machine code stay; sizes that they lack are added.
+    """
+    rows = record["instances"]
+    for pair in pairs:
+        if now() > end:
+            print("budget spent", flush=True)
+            return
+        old = rows.get(pair.name)
+        if old is not None and old.get("digest") == pair.digest and "error" not in old:
+            continue
+        try:
+            row = compared(pair)
+        except Exception as error:  # the others are compared all the same
+            row = {"reason": None, "digest": pair.digest, "error": f"{type(error).__name__}: {error}"[:800]}
+        rows[pair.name] = row
+        print(line(pair.name, row), flush=True)
+        keep()
+    for size in sizes:
+        for pair in pairs:
+            row = rows[pair.name]
+            rates = row.setdefault("rates", {})
+            if row["reason"] or row.get("wrong") or "error" in row or str(size) in rates:
+                continue
+            if now() > end:
+                print("budget spent", flush=True)
+                return
+            try:
+                rates[str(size)] = rate(pair, size)
+            except Exception as error:  # a later call tries again
+                row["error"] = f"{size}: {type(error).__name__}: {error}"[:800]
+            print(line(pair.name, row), flush=True)
+            keep()
 
 
 def line(name: str, row: dict[str, Any]) -> str:
-    if row["reason"]:
-        return f"{name:28} {row['reason']}"
+    if row["reason"] or "compared" not in row:
+        return f"{name:28} {row['reason'] or row.get('error')}"
     bits = f"{row['compared']} same" if not row["wrong"] else f"{len(row['wrong'])} WRONG"
     rates = "  ".join(
         f"{size}: {r['compiler']:.1f} -> {r['reemitted']:.1f} x{r['reemitted/cuBLAS']:.3f}"
@@ -297,7 +364,7 @@ def line(name: str, row: dict[str, Any]) -> str:
         + ("" if r["same bits"] else " BITS DIFFER")
         for size, r in row.get("rates", {}).items()
     )
-    return f"{name:28} {bits}  {rates}"
+    return f"{name:28} {bits}  {rates}" + (f"  FAILED {row['error']}" if "error" in row else "")
 
 
 def main() -> None:
@@ -305,11 +372,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--budget", type=float, default=300.0, help="seconds")
     parser.add_argument("--only", nargs="*", help="parts of names of instances")
-    parser.add_argument("--sizes", nargs="*", type=int, default=[2048, 4096, 8192])
+    parser.add_argument("--sizes", nargs="*", type=int, default=[4096, 8192, 2048])
     parser.add_argument("--spacing", action="append", default=[], help="a variant: FIELD=N,FIELD=N")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--no-timing", dest="timing", action="store_false")
-    parser.add_argument("--jobs", type=int, default=8)
+    parser.add_argument("--jobs", type=int, default=min(16, os.cpu_count() or 1))
     options = parser.parse_args()
     started = time.monotonic()
     names = [n for n in by_name() if not options.only or any(part in n for part in options.only)]
@@ -317,28 +384,34 @@ def main() -> None:
     if options.out.exists():
         record = json.loads(options.out.read_text(encoding="utf-8"))
     with ProcessPoolExecutor(options.jobs) as pool:  # before CUDA is initialised, as it forks
-        left = [name for name in names if name not in record["instances"]]
-        pairs = list(pool.map(made, left, [options.spacing] * len(left)))
+        pairs = list(pool.map(made, names, [options.spacing] * len(names)))
     print(f"{len(pairs)} kernels after {time.monotonic() - started:.0f} s", flush=True)
+    # First what the library does not run yet for want of this reading.
+    pairs.sort(key=lambda pair: instance_refusal(by_name()[pair.name]) is None)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.set_grad_enabled(False)
     torch.zeros(1, device="cuda")
-    planner = GemmPlanner(query_device(), FAMILIES)
     record["command"] = "python3 benchmarks/reemitted.py --out FILE --budget SECONDS"
     record["environment"] = Environment.capture(device=Device(), compiler=compiler_version()).to_json()
-    for pair in pairs:
-        if time.monotonic() - started > options.budget:
-            print("budget spent")
-            break
-        print(f"{pair.name} ...", flush=True)
-        record["instances"][pair.name] = row = measure(pair, planner, options)
-        print(line(pair.name, row), flush=True)
+    session = Session(GemmPlanner(query_device(), FAMILIES))
+
+    def keep() -> None:
         torch.cuda.empty_cache()
         options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+    run(
+        pairs,
+        record,
+        session.compared,
+        lambda pair, size: session.rate(pair, size, options.rounds),
+        options.sizes if options.timing else (),
+        started + options.budget,
+        keep,
+    )
     print("\nTFLOP/s of the compiler's loop -> the re-emitted one, and its ratio to cuBLAS")
     for name, row in record["instances"].items():
         print(line(name, row))
-    sys.exit(any(row.get("wrong") for row in record["instances"].values()))
+    sys.exit(any(row.get("wrong") or "error" in row for row in record["instances"].values()))
 
 
 if __name__ == "__main__":

@@ -81,15 +81,17 @@ def table(rows: list[Row]) -> str:
 def measured_table(record: dict[str, Any]) -> str:
     """TFLOP/s on an H200: the compiler's loop, the new one, and its ratio to cuBLAS."""
     instances = record["instances"]
-    sizes = next(list(row["rates"]) for row in instances.values() if row["reason"] is None)
+    sizes = sorted({size for row in instances.values() for size in row.get("rates", {})}, key=int)
     lines = ["| kernel | " + " | ".join(sizes) + " |", "| --- |" + " --- |" * len(sizes)]
-    for name, row in instances.items():
-        rates = row.get("rates", {})
+    for name in sorted(instances, key=lambda name: not name.endswith("_16")):
+        row, rates = instances[name], instances[name].get("rates", {})
         cells = [
             f"{rates[size]['compiler']:.1f}, {rates[size]['reemitted']:.1f}, "
             f"{rates[size]['reemitted/cuBLAS']:.3f}x"
             if size in rates
             else "not emitted then"
+            if row["reason"]
+            else "not timed"
             for size in sizes
         ]
         lines.append(f"| `{name.removeprefix('large_tile_')}` | " + " | ".join(cells) + " |")
@@ -104,7 +106,7 @@ def split_table(record: dict[str, Any]) -> str:
     ]
     for name, row in record["instances"].items():
         _, _, tile, *_ = name.split("_")
-        if tile not in _SPLIT_TILES or row["reason"]:
+        if tile not in _SPLIT_TILES or not {str(size) for size in _SPLIT_SIZES} <= set(row.get("rates", {})):
             continue
         bm, bn = (int(extent) for extent in tile.split("x"))
         clocks = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import threading
 import warnings
 from collections.abc import Iterator
@@ -15,7 +17,7 @@ from tests.gpu.test_instances_on_gpu import SMS, draw
 from tests.kernels.products import plan_of
 
 import tilewave
-from tilewave.compiler import Kernel, Program
+from tilewave.compiler import Kernel, Program, cache_directory
 from tilewave.compiler.register_pass import KNOWN_ARCHITECTURES, OFF_SWITCH, pass_outcome
 from tilewave.compiler.sass.flow import steady_loop
 from tilewave.compiler.sass.patch import with_words
@@ -43,6 +45,13 @@ def state(device: Device, arch: str, monkeypatch: pytest.MonkeyPatch, tmp_path: 
     if arch not in KNOWN_ARCHITECTURES:
         pytest.skip(f"the register file of {arch} was not measured")
     monkeypatch.delenv(OFF_SWITCH, raising=False)
+    for program in cache_directory().glob(
+        "*.program"
+    ):  # compiled, but neither put through the pass nor checked
+        try:
+            os.link(program, tmp_path / program.name)
+        except OSError:
+            shutil.copyfile(program, tmp_path / program.name)
     monkeypatch.setenv("TILEWAVE_CACHE_DIR", str(tmp_path))
     found = gpu_state(device.ordinal)
     unload(found)
