@@ -1,7 +1,6 @@
 """Time precision fp16x3 against cuBLAS FP32 on a Hopper GPU, hot and rested, and read the energy.
 
-    python benchmarks/fp16x3.py --json FILE [--budget SECONDS] [--rounds N] [--sustained SECONDS]
-                                [--only WORD ...]
+    python benchmarks/fp16x3.py --json FILE [--budget SECONDS] [--rounds N] [--only WORD ...]
 
 Contenders of a cell, in one process, on the same random data N(0,1): cuBLAS FP32 (through PyTorch or CuPy),
 `tilewave` in ieee, fp16x3 with both operands split in every product, with B packed ahead, and with both (its
@@ -9,18 +8,22 @@ main kernel alone). *Hot*: without rest, each sample of 20 ms follows one of the
 away. *Rested*: 0.15 s of idleness before each sample. Figures are medians over the rounds of TFLOP/s =
 2 M N K / time; ratios are medians of each round's ratio to cuBLAS. Short calls are replayed from CUDA graphs,
 where all contenders of a cell can be recorded: else small cells would show the host's time. Every answer is
-checked against float64 within the mode's bound before it is timed. With --sustained one contender after the
-other runs N = 8192 for so long, while power and clock are read: energy per product. Cells that do not fit the
-budget are left out and named. The last table holds each cell against its target.
+checked against float64 within the mode's bound before it is timed: a contender that is wrong or fails is
+told of and left out, and the exit code is 1. Cells that do not fit the budget are left out and named; the
+record is written after every cell. The last table holds each cell against its target. (`product_power.py` has
+the long run, with energy.)
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,14 +32,13 @@ import numpy as np
 
 import tilewave
 from tilewave.bench.baseline import Baseline, find_baseline
-from tilewave.bench.environment import Environment, GpuState, NvmlReader
+from tilewave.bench.environment import Environment
 from tilewave.bench.gpu import EventStopwatch, can_capture
 from tilewave.bench.timing import Contender, calibrate, interleave, measure
 from tilewave.device import DeviceSpec, query_device
-from tilewave.errors import ToolchainError
 from tilewave.kernels import fp16x3
 from tilewave.kernels.arguments import Pointers
-from tilewave.planner.fp16x3 import plan_fp16x3
+from tilewave.planner.fp16x3 import plan_fp16x3, plan_in_mode
 from tilewave.planner.gemm import plan_gemm
 from tilewave.precision import error_in_mode_bounds
 from tilewave.problem import Precision
@@ -48,6 +50,8 @@ REST_S = 0.15
 CUBLAS, IEEE, SPLIT, PACKED, MAIN = "cublas", "ieee", "fp16x3", "fp16x3, B packed", "fp16x3, both packed"
 CHECKED = 48
 """Rows and columns of the answer that are checked."""
+CELL_S = 6.0
+"""No cell is begun with less time left: the larger ones take about so long."""
 
 
 @dataclass(frozen=True)
@@ -114,9 +118,7 @@ class Stage:
         items = (cell.batch,) if cell.batch > 1 else ()
 
         def draw(rows: int, columns: int, transposed: bool) -> Any:
-            return rng.standard_normal(
-                (*items, *((columns, rows) if transposed else (rows, columns))), np.float32
-            )
+            return normal(rng, (*items, *((columns, rows) if transposed else (rows, columns))))
 
         self._host = (
             draw(cell.m, cell.k, cell.layouts[0] == "T"),
@@ -124,17 +126,16 @@ class Stage:
         )
         a, b = (DeviceArray.from_numpy(device, array) for array in self._host)
         self._out = DeviceArray.empty(device, (*items, cell.m, cell.n))
-        plan = tilewave.plan(
+        problem = tilewave.plan(
             cell.m,
             cell.n,
             cell.k,
             batch=cell.batch,
             layouts=cell.layouts,
             device=spec,
-            batch_invariant=True,  # in the mode, also where ieee is predicted to be faster
             precision="fp16x3",
-        )
-        problem = plan.problem
+        ).problem
+        plan = plan_in_mode(problem, spec)  # also where ieee is predicted to be faster
         self.notes = list(plan_fp16x3(problem, spec).notes)
         ieee = plan_gemm(replace(problem, precision=Precision.IEEE), spec)
         pointers = Pointers(a.address, b.address, self._out.address)
@@ -160,24 +161,46 @@ class Stage:
         if baseline is not None and cell.layouts == "NN":
             self.works = {CUBLAS: baseline.prepare(a, b, self._out, stream), **self.works}
 
-    def check(self, rng: np.random.Generator) -> dict[str, float]:
-        """The error of each contender in units of its bound, in a sample of rows and columns."""
+    def error_of(self, name: str, rng: np.random.Generator) -> float:
+        """The error of a contender in units of its bound, in a sample of rows and columns."""
         a, b = (array if array.ndim == 3 else array[None] for array in self._host)
         a = a.swapaxes(1, 2) if self.cell.layouts[0] == "T" else a
         b = b.swapaxes(1, 2) if self.cell.layouts[1] == "T" else b
         item = int(rng.integers(self.cell.batch))
         rows, columns = (rng.integers(0, size, CHECKED) for size in (self.cell.m, self.cell.n))
-        found = {}
-        for name, work in self.works.items():
-            self._out.poison()
-            work()
-            starts = (item * self.cell.m + rows) * self.cell.n
-            sample = np.stack([self._out.view(int(s), (self.cell.n,)).to_numpy()[columns] for s in starts])
-            mode = "ieee" if name in (CUBLAS, IEEE) else "fp16x3"
-            found[name] = error_in_mode_bounds(mode, sample, a[item][rows], b[item][:, columns])
-            if not found[name] <= 1:
-                raise SystemExit(f"{self.cell}, {name}: the error is {found[name]:.3g} times the bound")
-        return found
+        self._out.poison()
+        self.works[name]()
+        starts = (item * self.cell.m + rows) * self.cell.n
+        sample = np.stack([self._out.view(int(s), (self.cell.n,)).to_numpy()[columns] for s in starts])
+        mode = "ieee" if name in (CUBLAS, IEEE) else "fp16x3"
+        return float(error_in_mode_bounds(mode, sample, a[item][rows], b[item][:, columns]))
+
+    def check(self, rng: np.random.Generator) -> tuple[dict[str, float], dict[str, str]]:
+        """Errors in units of the bounds, and in words what failed; what failed is no contender any more."""
+        errors, failed = {}, {}
+        for name in list(self.works):
+            try:
+                errors[name] = self.error_of(name, rng)
+                if not errors[name] <= 1:
+                    failed[name] = f"the error is {errors[name]:.3g} times the bound"
+            except Exception as error:  # a kernel that fails: the others are timed all the same
+                failed[name] = f"{type(error).__name__}: {error}"[:500]
+            if name in failed:
+                del self.works[name]
+        return errors, failed
+
+
+def normal(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+    """N(0,1) in float32, drawn by all cores: one alone takes seconds for the largest operands."""
+    values = np.empty(shape, np.float32)
+    parts = np.array_split(values.reshape(-1), min(32, os.cpu_count() or 1))
+    with ThreadPoolExecutor(len(parts)) as pool:
+        for _ in pool.map(
+            lambda pair: pair[0].standard_normal(dtype=np.float32, out=pair[1]),
+            zip(rng.spawn(len(parts)), parts, strict=True),
+        ):
+            pass
+    return values
 
 
 def rested(
@@ -192,35 +215,6 @@ def rested(
             time.sleep(REST_S)
             found[one.name].append(measure(one, stopwatch, repeats[one.name]) / repeats[one.name])
     return found
-
-
-def sustained(
-    stage: Stage, stream: Stream, stopwatch: EventStopwatch, seconds: float
-) -> Iterator[dict[str, Any]]:
-    """Power, clock and energy of one contender after the other, each for so many seconds."""
-    for name in (CUBLAS, SPLIT, PACKED):
-        if name not in stage.works:
-            continue
-        one = Contender(name, stage.works[name])
-        repeats = calibrate(one, stopwatch, 200.0)
-        states: list[GpuState] = []
-        spent, calls, end = 0.0, 0, time.monotonic() + seconds
-        with NvmlReader(stream.device.pci_bus_id) as reader:
-            while time.monotonic() < end:
-                spent += measure(one, stopwatch, repeats)
-                calls += repeats
-                states.append(reader.read())
-        watts = [state.power_w for state in states if state.power_w is not None]
-        clocks = [state.sm_clock_mhz for state in states if state.sm_clock_mhz is not None]
-        power = statistics.fmean(watts) if watts else None
-        yield {
-            "contender": name,
-            "seconds": seconds,
-            "tflops": stage.cell.flops * calls / spent * 1e-9,
-            "power_w": power,
-            "clock_mhz": statistics.fmean(clocks) if clocks else None,
-            "joules_per_product": None if power is None else power * spent * 1e-3 / calls,
-        }
 
 
 def summary(
@@ -252,7 +246,8 @@ def verdicts(cells: list[tuple[Cell, dict[str, Any]]]) -> list[dict[str, Any]]:
     by_name = {(str(cell), result["regime"]): result for cell, result in cells}
     for cell, result in cells:
         plain = by_name.get((str(Cell(cell.m, cell.n, cell.k, cell.batch)), "hot"))
-        if cell.layouts != "NN" and plain is not None:
+        both = plain is not None and SPLIT in plain["contenders"] and SPLIT in result["contenders"]
+        if cell.layouts != "NN" and plain is not None and both:
             ratio = plain["contenders"][SPLIT]["us"] / result["contenders"][SPLIT]["us"]
             found.append(
                 {"cell": str(cell), "regime": "hot", "contender": "fp16x3 NN", "least": 0.97, "ratio": ratio}
@@ -268,7 +263,6 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True, help="where the readings go")
     parser.add_argument("--budget", type=float, default=420.0, help="seconds for all of it")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--sustained", type=float, default=0.0, help="seconds of each contender at N = 8192")
     parser.add_argument("--only", action="append", help="cells whose name holds this word; may be repeated")
     parser.add_argument("--seed", type=int, default=20261130)
     options = parser.parse_args()
@@ -279,7 +273,10 @@ def main() -> None:
     print(f"{device.name}, {said}", flush=True)
     rng = np.random.default_rng(options.seed)
     results: list[tuple[Cell, dict[str, Any]]] = []
-    left_out, errors, energy, notes = [], {}, [], {}
+    left_out: list[str] = []
+    errors: dict[str, dict[str, float]] = {}
+    notes: dict[str, list[str]] = {}
+    failed: dict[str, dict[str, str]] = {}
 
     def write() -> list[dict[str, Any]]:
         """Keep what there is so far; the targets that it tells of."""
@@ -290,23 +287,24 @@ def main() -> None:
             "seed": options.seed,
             "cells": [result for _, result in results],
             "errors_in_bounds": errors,
+            "failed": failed,
             "plans": notes,
-            "sustained": energy,
             "targets": reached,
             "left_out": left_out,
         }
         options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         return reached
 
-    for cell in CELLS:
-        if options.only and not any(word in str(cell) for word in options.only):
-            continue
-        if time.monotonic() > end:
-            left_out.append(str(cell))
-            continue
+    def measured(cell: Cell) -> None:
+        """One cell under its regimes."""
         stage = Stage(cell, spec, stream, rng, baseline)
-        errors[str(cell)] = stage.check(rng)
+        errors[str(cell)], wrong = stage.check(rng)
         notes[str(cell)] = stage.notes
+        if wrong:
+            failed[str(cell)] = wrong
+            print(f"{cell}: {wrong}", flush=True)
+        if not stage.works:
+            return
         graphs = can_capture(stream, stage.works.values())
         stopwatch = EventStopwatch(device, stream, graphs=graphs)
         timings = interleave(
@@ -317,35 +315,39 @@ def main() -> None:
         )
         hot = {name: list(timing.rounds_ms) for name, timing in timings.items()}
         results.append((cell, summary(cell, "hot", hot, graphs=graphs)))
+        _show(*results[-1])
         if cell.rested and time.monotonic() < end:
             times = rested(stage.works, stopwatch, options.rounds)
             results.append((cell, summary(cell, "rested", times, graphs=graphs)))
-        if options.sustained and cell == CELLS[1]:
-            try:
-                energy = list(sustained(stage, stream, EventStopwatch(device, stream), options.sustained))
-            except ToolchainError as error:
-                print(f"no power: {error}")
-        _show([(one, result) for one, result in results if one == cell])
+            _show(*results[-1])
+
+    for cell in CELLS:
+        if options.only and not any(word in str(cell) for word in options.only):
+            continue
+        if time.monotonic() + CELL_S > end:
+            left_out.append(str(cell))
+            continue
+        try:
+            measured(cell)
+        except Exception as error:  # memory, say: the other cells are measured all the same
+            failed.setdefault(str(cell), {})["cell"] = f"{type(error).__name__}: {error}"[:500]
+            print(f"{cell}: {error}", flush=True)
         write()
-    reached = write()
-    for one in energy:
-        print(one)
-    for one in reached:
+    for one in write():
         print(
             f"{one['cell']:>26} {one['regime']:>6} {one['contender']:<18} {one['ratio']:.3f} of "
             f"{one['least']:.2f} {'reached' if one['reached'] else 'MISSED'}"
         )
     print(f"left out: {', '.join(left_out) or 'nothing'}")
+    sys.exit(bool(failed))
 
 
-def _show(results: list[tuple[Cell, dict[str, Any]]]) -> None:
-    for cell, result in results:
-        parts = [
-            f"{name} {one['us']:.1f} us {one['tflops']:.1f}"
-            + (f" x{one['ratio']:.2f}" if one["ratio"] else "")
-            for name, one in result["contenders"].items()
-        ]
-        print(f"{cell} {result['regime']}: " + "; ".join(parts), flush=True)
+def _show(cell: Cell, result: dict[str, Any]) -> None:
+    parts = [
+        f"{name} {one['us']:.1f} us {one['tflops']:.1f}" + (f" x{one['ratio']:.2f}" if one["ratio"] else "")
+        for name, one in result["contenders"].items()
+    ]
+    print(f"{cell} {result['regime']}: " + "; ".join(parts), flush=True)
 
 
 if __name__ == "__main__":
