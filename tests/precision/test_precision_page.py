@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
+import runpy
 from pathlib import Path
+
+import numpy as np
 
 from snippets import blocks, run_in_order
 from tilewave.bench.accuracy.command import markdown_of
 from tilewave.bench.accuracy.records import load_accuracy
+from tilewave.precision.fp16x3 import COARSE, FINE
 from tilewave.precision.mode_bounds import MODES
 from tilewave.problem import Precision
 
@@ -21,13 +27,37 @@ def test_the_table_is_the_committed_run() -> None:
     assert table.strip() == markdown_of(RUN, ["normal", "uniform"])
 
 
+def test_the_table_of_sums_is_the_committed_run_and_keeps_what_the_page_says() -> None:
+    record = json.loads((ROOT / "benchmarks" / "results" / "fp16x3_sums.json").read_text(encoding="utf-8"))
+    script = runpy.run_path(str(ROOT / "benchmarks" / "fp16x3_sums.py"), run_name="fp16x3_sums")
+    table = PAGE.partition("<!-- sums -->")[2].partition("<!-- end of sums -->")[0]
+    assert table.strip() == script["table"](record)
+    assert {(one["data"], one["k"]) for one in record["products"]} == {
+        (data, k) for data in ("normal", "uniform") for k in script["LENGTHS"]
+    }
+    coarse, fine = (next(k for k, v in script["KINDS"].items() if v == sums) for sums in (COARSE, FINE))
+    for one in record["products"]:
+        errors = one["errors"]
+        assert errors[coarse] <= min(errors["K / 1"], errors["K / 2"]), one
+        assert errors[fine] <= min(errors[f"K / {pieces}"] for pieces in (1, 2, 4, 8, 16)), one
+
+
+def test_errors_of_sums_are_made_afresh(rng: np.random.Generator) -> None:
+    script = runpy.run_path(str(ROOT / "benchmarks" / "fp16x3_sums.py"), run_name="fp16x3_sums")
+    errors = script["errors"]("uniform", 1024, 48, rng)
+    assert errors["16, runs of 256"] < errors["K / 4"] < errors["64"] < errors["K / 1"]
+    a, b = rng.random((2, 30), np.float32), rng.random((30, 3), np.float32)
+    halves = (a[:, s].astype(float) @ b[s] for s in (slice(15), slice(15, 30)))
+    assert np.allclose(script["cut_chains"](a, b, 2), sum(halves), rtol=1e-6)
+
+
 def test_the_run_keeps_every_bound_and_fp16x3_is_float32() -> None:
     for point in RUN.points:
         assert point.in_bounds is not None
         if point.contender != "fp16x3-alone":
             assert point.in_bounds <= 1
-    for data in ("normal", "uniform"):
-        pairs = zip(RUN.series(data, "fp16x3"), RUN.series(data, "ieee"), strict=True)
+    for data, sums in itertools.product(("normal", "uniform"), ("fp16x3", "fp16x3-large")):
+        pairs = zip(RUN.series(data, sums), RUN.series(data, "ieee"), strict=True)
         for mode, plain in pairs:
             assert mode.relative is not None
             assert plain.relative is not None
