@@ -134,7 +134,7 @@ class Stage:
             layouts=cell.layouts,
             device=spec,
             precision="fp16x3",
-        ).problem
+        ).covers
         plan = plan_in_mode(problem, spec)  # also where ieee is predicted to be faster
         self.notes = list(plan_fp16x3(problem, spec).notes)
         ieee = plan_gemm(replace(problem, precision=Precision.IEEE), spec)

@@ -110,6 +110,21 @@ def test_tiles_of_equal_sums_and_packed_operands_give_the_same_bits(
     assert np.array_equal(by_tile[kernels.LARGE.name], by_tile[kernels.PAIRS.name])
 
 
+def test_all_of_a_product_is_computed_that_ieee_would_leave_in_part_to_other_launches(
+    hopper: DeviceSpec, device: Device, rng: Rng
+) -> None:
+    m = n = k = 2049
+    assert tilewave.plan(m, n, k, device=hopper, precision="fp16x3").problem.precision == "fp16x3"
+    a, b = rng.standard_normal((m, k), F), rng.standard_normal((k, n), F)
+    out = DeviceArray.empty(device, (m, n))
+    out.poison()
+    found = tilewave.matmul(on(device, a), on(device, b), out=out, precision="fp16x3").to_numpy()
+    assert np.isfinite(found).all()
+    rows = np.r_[0:3, m - 3 : m]
+    error = error_in_mode_bounds("fp16x3", np.ascontiguousarray(found[rows]), a[rows], b)
+    assert error <= 1
+
+
 def test_c_in_place_survives_recomputing(hopper: DeviceSpec, device: Device, rng: Rng) -> None:
     a, b = rng.standard_normal((200, 300), F), rng.standard_normal((300, 150), F)
     a[5] *= np.ldexp(F(1), rng.integers(-60, 0, 300)).astype(F)  # a row that is left to ieee

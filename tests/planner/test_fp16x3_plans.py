@@ -106,6 +106,19 @@ def test_the_workspace_holds_both_operands_packed_and_no_more_than_that_much_aga
     assert kept < 1024
 
 
+def test_all_of_the_output_is_computed_where_ieee_leaves_edges_to_other_launches() -> None:
+    sizes = [(edge + 2048 * i, 2048 * i + 1, 2048 * i) for edge in (0, 1, 8) for i in (1, 2, 3)]
+    with_edges = [each for each in sizes if tilewave.plan(*each, device="H200").edges]
+    assert with_edges
+    for m, n, k in with_edges:
+        found = plan(m, n, k)
+        assert found.instance.family == fp16x3.FAMILY
+        assert (found.problem.m, found.problem.n, found.problem.k) == (m, n, k)
+        assert found.covers == found.problem
+        assert found.raster.tiles_m * found.instance.bm >= m
+        assert found.raster.tiles_n * found.instance.bn >= n
+
+
 def test_other_gpus_are_refused() -> None:
     others = [name for name in spec_names() if get_spec(name).compute_capability != COMPUTE_CAPABILITY]
     assert "A100" in others

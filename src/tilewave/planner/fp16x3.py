@@ -80,11 +80,12 @@ def plan_fp16x3(problem: GemmProblem, spec: DeviceSpec, options: PlanOptions = _
     if problem.k >= fp16x3.K_LIMIT:
         raise UsageError(f"K is {problem.k}; accepted by precision 'fp16x3' is less than 2^24")
     plain = plan_gemm(replace(problem, precision=Precision.IEEE), spec, options)
-    reason = fp16x3.refusal(plain.problem)
+    whole = plain.covers  # the tiles of ``ieee`` may leave edges to launches of their own
+    reason = fp16x3.refusal(whole)
     if plain.blocks == 0:
         return plain
     if reason is None:
-        found = _fastest(plain.problem, spec, plain.sms, options.batch_invariant)
+        found = _fastest(whole, spec, plain.sms, options.batch_invariant)
         if options.schedule is not None and options.wanted[0] is not DATA_PARALLEL.kind:
             reason = f"schedule {options.schedule!s} was asked for, and the mode's tiles are not cut"
         elif WORKSPACE_LIMIT_BYTES != options.workspace_limit < found.workspace_bytes:
