@@ -74,7 +74,7 @@ def by_kernel(a: Float32, b: Float32, instance: Instance) -> Float32:
     device = Device()
     spec = query_device(device.ordinal)
     (m, k), n = a.shape, b.shape[1]
-    problem = tilewave.plan(m, n, k, device=spec).problem
+    problem = tilewave.plan(m, n, k, device=spec).covers
     plan = plan_on(problem, instance, spec, spec.sms)
     stream = Stream(device)
     left, right = (DeviceArray.from_numpy(device, np.ascontiguousarray(x)) for x in (a, b))

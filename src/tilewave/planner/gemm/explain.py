@@ -223,7 +223,7 @@ def _options(plan: GemmPlan, considered: Considered) -> Iterator[str]:
     free = PlanOptions()
     if options == free:
         return
-    other = considered.planner.plan(plan.problem, free)
+    other = considered.planner.plan(plan.covers, free)
     if plan.estimate.total > _WORTH_SAYING * other.estimate.total:
         yield (
             f"Without {_constraints(options)} the choice would be {other.instance} {other.schedule}, "
