@@ -9,7 +9,9 @@ import types
 import pytest
 from tests.runtime.fake_gpu import FakeGpu, Result
 
+import tilewave
 from tilewave.errors import CaptureError, DeviceError
+from tilewave.runtime.execute import workspace_of_plan
 from tilewave.runtime.interop import stream_handle
 from tilewave.runtime.kernels import gpu_state
 from tilewave.runtime.workspace import Arena, WorkspacePool, workspace_pool
@@ -33,6 +35,22 @@ def test_tickets_are_zero_and_lie_before_the_partial_sums(pool: WorkspacePool) -
     assert arena.partials >= arena.address + 5000
     assert arena.partials % 256 == 0
     assert pool.nbytes() == arena.nbytes >= 5000 + (1 << 16)
+
+
+@pytest.mark.parametrize("precision", ["ieee", "fp16x3"])
+def test_of_memory_of_the_callers_tickets_are_cleared_and_nothing_else(gpu: FakeGpu, precision: str) -> None:
+    """The packed operands of fp16x3 come without tickets: what would lie behind them is not the caller's."""
+    sizes = (4096, 4096, 4096) if precision == "fp16x3" else (64, 64, 20_000)
+    plan = tilewave.plan(*sizes, device="H200", precision=precision)
+    assert plan.partial_bytes > 0
+    assert (plan.ticket_bytes > 0) == (precision == "ieee")
+    size = plan.workspace_bytes + 15
+    memory = (ctypes.c_uint8 * size)(*[7] * min(size, 100))
+    address = ctypes.addressof(memory)
+    tickets, partials = workspace_of_plan(plan, 0, 11, (address, size))
+    assert address <= partials <= partials + plan.partial_bytes <= tickets <= address + size
+    assert ctypes.string_at(tickets, plan.ticket_bytes) == bytes(plan.ticket_bytes)
+    assert gpu.count("cuMemsetD8Async") == (plan.ticket_bytes > 0)
 
 
 def test_an_arena_grows_in_both_parts_and_the_old_one_is_freed_in_stream_order(

@@ -194,7 +194,8 @@ def workspace_of_plan(
         arena = workspace_pool(gpu_state(device)).take(stream, plan.ticket_bytes, plan.partial_bytes)
         return arena.address, arena.partials
     tickets, partials = _placed(plan, given)
-    driver._call("cuMemsetD8Async", tickets, 0, plan.ticket_bytes, stream)
+    if plan.ticket_bytes:  # else their address may be the one behind the memory
+        driver._call("cuMemsetD8Async", tickets, 0, plan.ticket_bytes, stream)
     return tickets, partials
 
 
