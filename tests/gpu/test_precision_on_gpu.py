@@ -88,12 +88,21 @@ def test_at_most_the_error_of_cublas(cublas: Contender, rng: Rng, name: str, k: 
 
 @pytest.mark.parametrize("name", ["normal", "uniform"])
 @pytest.mark.parametrize(
-    ("m", "n", "k"), [(1024, 1024, 1024), (1408, 1536, 1024), (1536, 1536, 1024), (2048, 2048, 2048)]
+    ("m", "n", "k", "precision"),
+    [
+        (512, 512, 1024, "ieee"),
+        (256, 1024, 1500, "ieee"),
+        (512, 512, 4096, "ieee"),
+        (1024, 1024, 1024, "fp16x3"),
+        (1408, 1536, 1024, "fp16x3"),
+        (1536, 1536, 1024, "fp16x3"),
+        (2048, 2048, 2048, "fp16x3"),
+    ],
 )
 def test_what_the_planner_chooses_is_at_most_as_far_off_as_cublas(
-    cublas: Contender, hopper: DeviceSpec, rng: Rng, name: str, m: int, n: int, k: int
+    cublas: Contender, hopper: DeviceSpec, rng: Rng, name: str, m: int, n: int, k: int, precision: str
 ) -> None:
-    assert tilewave.plan(m, n, k, device=hopper, precision="fp16x3").problem.precision == "fp16x3"
+    assert tilewave.plan(m, n, k, device=hopper, precision="fp16x3").problem.precision == precision
     a, b = draw(name, rng, m, k, n)
     ours, theirs = errors([tilewave.matmul(a, b, precision="fp16x3"), cublas.multiply(a, b)], a, b)
     assert ours <= theirs

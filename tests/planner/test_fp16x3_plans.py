@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,15 @@ from tilewave.device import get_spec, spec_names
 from tilewave.errors import UsageError
 from tilewave.kernels import fp16x3
 from tilewave.kernels.fp16x3 import FINE_INTERVAL, INTERVAL, interval_of
-from tilewave.planner.fp16x3 import COMPUTE_CAPABILITY, fine_only, plan_fp16x3, plan_in_mode, plan_on
+from tilewave.planner.fp16x3 import (
+    COMPUTE_CAPABILITY,
+    fine_only,
+    least_pieces,
+    pieces_of,
+    plan_fp16x3,
+    plan_in_mode,
+    plan_on,
+)
 from tilewave.planner.gemm.options import WORKSPACE_LIMIT_BYTES, PlanOptions
 from tilewave.precision.fp16x3 import COARSE, FINE
 
@@ -80,6 +89,34 @@ def test_outputs_that_a_library_would_cut_have_fine_sums_whatever_is_faster() ->
     coarse = plan(1536, 1536, 4096)
     assert coarse.instance is not fp16x3.SMALL
     assert "every 64 of K" in coarse.notes[0]
+
+
+def test_ieee_in_the_modes_place_has_chains_as_short_as_a_library_s() -> None:
+    changed = 0
+    for k, (m, n) in itertools.product(
+        (1024, 1500, 4096),
+        ((128, 128), (512, 512), (768, 768), (256, 1024), (2048, 128), (16384, 64), (1, 4096), (32, 4096)),
+    ):
+        found, fastest = plan(m, n, k), tilewave.plan(m, n, k, device="H200")
+        if found.problem.precision == "fp16x3":
+            continue
+        assert pieces_of(found) >= least_pieces(found.covers), (m, n, k)
+        if pieces_of(fastest) >= least_pieces(found.covers):
+            assert (found.instance, found.cut) == (fastest.instance, fastest.cut)
+        else:
+            changed += 1
+            assert found.estimate.total < 1.05 * fastest.estimate.total
+    assert changed > 0
+    square = plan(512, 512, 1024)
+    assert (least_pieces(square.problem), pieces_of(square)) == (8, 8)
+    assert least_pieces(plan(768, 768, 1024).problem) == pytest.approx(264 / 36)
+    # Below, and where the caller says how K is cut, it is as in ieee.
+    for schedule, k in ((None, 1023), ("data_parallel", 1024), ("split_k:2", 1024)):
+        found = plan(512, 512, k, schedule=schedule)
+        plain = tilewave.plan(512, 512, k, device="H200", schedule=schedule)
+        assert (found.instance, found.cut) == (plain.instance, plain.cut)
+    tight = plan_fp16x3(square.problem, H200, PlanOptions(workspace_limit=0))
+    assert tight.workspace_bytes == 0
 
 
 def test_the_modes_own_plan_is_there_where_ieee_is_faster() -> None:

@@ -44,6 +44,11 @@ FEW_TILES = 132
 """Outputs of at most so many tiles of 128 x 128 have fine sums, on whatever GPU: an H200 has as many SMs, and
 a library that wants them all busy cuts K there, whose short chains are more exact than coarse sums are."""
 
+ACCURATE_FROM_K = 1024
+MOST_PIECES = 8
+"""Where ``ieee`` runs in the mode's place, and K is as long, it is cut in twice the pieces that give each of
+`FEW_TILES` SMs a tile of 128 x 128, up to so many: a library's chains are hardly shorter than that."""
+
 PACKING_GB_S_SHARE = 0.70
 """Measured: the share of an H200's 4.8 TB/s at which operands of 4096 x 4096 and 8192 x 8192 were packed,
 3.37 TB/s, without `PACKING_ROW_US`."""
@@ -79,7 +84,7 @@ def plan_fp16x3(problem: GemmProblem, spec: DeviceSpec, options: PlanOptions = _
         )
     if problem.k >= fp16x3.K_LIMIT:
         raise UsageError(f"K is {problem.k}; accepted by precision 'fp16x3' is less than 2^24")
-    plain = plan_gemm(replace(problem, precision=Precision.IEEE), spec, options)
+    plain = _in_the_modes_place(replace(problem, precision=Precision.IEEE), spec, options)
     whole = plain.covers  # the tiles of ``ieee`` may leave edges to launches of their own
     reason = fp16x3.refusal(whole)
     if plain.blocks == 0:
@@ -105,6 +110,44 @@ def fine_only(problem: GemmProblem, batch_invariant: bool) -> bool:
     """Whether a problem's sums are fine (`precision.fp16x3.FINE`) whichever kernel is the fastest."""
     tiles_m, tiles_n, _ = fp16x3.SMALL.tiles(problem)
     return batch_invariant or tiles_m * tiles_n * problem.batches <= FEW_TILES
+
+
+def _in_the_modes_place(problem: GemmProblem, spec: DeviceSpec, options: PlanOptions) -> GemmPlan:
+    """The fastest plan of ``ieee`` whose chains of sums are short enough, or the fastest if none is."""
+    plain = plan_gemm(problem, spec, options)
+    if options.schedule is not None or options.batch_invariant or plain.blocks == 0:
+        return plain
+    needed = least_pieces(plain.covers)
+    if pieces_of(plain) >= needed:
+        return plain
+    short = []
+    for pieces in (2, 4, MOST_PIECES):
+        try:
+            cut = plan_gemm(problem, spec, replace(options, schedule=f"split_k:{pieces}"))
+        except UsageError:  # no workspace for it, say: the plan without remains
+            continue
+        if pieces_of(cut) >= needed:
+            short.append(cut)
+    return min(short, key=lambda plan: plan.estimate.total, default=plain)
+
+
+def least_pieces(problem: GemmProblem) -> float:
+    """In how many pieces ``ieee`` is to cut K where it runs in the mode's place."""
+    if problem.k < ACCURATE_FROM_K or not fine_only(problem, False):
+        return 1.0
+    tiles_m, tiles_n, _ = fp16x3.SMALL.tiles(problem)
+    return min(float(MOST_PIECES), 2 * FEW_TILES / (tiles_m * tiles_n * problem.batches))
+
+
+def pieces_of(plan: GemmPlan) -> float:
+    """How many chains of float32 sums each element of a plan of ``ieee`` is made of, on average over tiles
+    that are cut; 1 or what a block's groups make of it where some are not."""
+    cut = plan.cut
+    if cut.whole_tiles:
+        shared = 1.0
+    else:
+        shared = max(1.0, cut.walkers / cut.tiles) if cut.walkers else float(cut.pieces)
+    return plan.instance.k_groups * shared
 
 
 def plan_in_mode(problem: GemmProblem, spec: DeviceSpec) -> GemmPlan:
