@@ -13,6 +13,7 @@ from tilewave.call import GemmCall, collect
 from tilewave.errors import TilewaveError, UsageError
 from tilewave.group import Member, check_apart, check_member, run_members
 from tilewave.host import gpu_for_host_operands, run_on_host
+from tilewave.messages import kind_of, shown
 from tilewave.on_device import run_on_device
 from tilewave.planner.gemm.options import PlanOptions
 from tilewave.problem import Activation, Precision
@@ -194,7 +195,7 @@ def listed(problems: Any, what: str) -> Iterator[Any]:
     """An iterator over what is given as a list of problems; a mapping is one problem, not a list."""
     if isinstance(problems, Iterable) and not isinstance(problems, Mapping | str):
         return iter(problems)
-    raise UsageError(f"{what} are given as a {type(problems).__name__}; accepted is a list of them")
+    raise UsageError(f"{what} are given as {kind_of(problems)}; accepted is a list of them")
 
 
 def collect_members(
@@ -237,12 +238,11 @@ def _arguments(problem: Any, common: Mapping[str, Any]) -> dict[str, Any]:
         own = dict(zip(("a", "b", "c"), problem, strict=False))
     else:
         raise UsageError(
-            f"this is a {type(problem).__name__}; accepted are (a, b), (a, b, c) or a mapping of gemm's "
-            "arguments"
+            f"this is {kind_of(problem)}; accepted are (a, b), (a, b, c) or a mapping of gemm's arguments"
         )
     unknown = [name for name in (*own, *common) if name not in _ARGUMENTS]
     if unknown:
-        raise UsageError(f"gemm has no argument {unknown[0]!r}; accepted are {', '.join(_ARGUMENTS)}")
+        raise UsageError(f"gemm has no argument {shown(unknown[0])}; accepted are {', '.join(_ARGUMENTS)}")
     for name in ("a", "b"):
         if name not in own and name not in common:
             raise UsageError(f"{name} is missing")
@@ -269,8 +269,8 @@ def _collected(
     if workspace is not None and isinstance(workspace, bool | Integral):
         if isinstance(workspace, bool) or int(workspace) < 0:
             raise UsageError(
-                f"workspace is {workspace!r}; accepted are memory on the GPU of the operands, or the most "
-                "bytes that may be used, at least 0"
+                f"workspace is {shown(workspace)}; accepted are memory on the GPU of the operands, or the "
+                "most bytes that may be used, at least 0"
             )
         limits["workspace_limit"] = int(workspace)
         workspace = None

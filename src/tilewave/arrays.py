@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewave import dlpack
-from tilewave.errors import OperandTypeError, UsageError
+from tilewave.errors import OperandTypeError, TilewaveError, UsageError
+from tilewave.messages import kind_of, shape_and_strides
 from tilewave.semantics import Layout, alignment_of
 
 FLOAT_BYTES = 4
@@ -88,10 +89,17 @@ def current_stream(array: Any) -> int | None:
         return torch_stream(array.get_device()) if array.is_cuda else None
     if framework == "cupy":
         return int(sys.modules["cupy"].cuda.get_current_stream(array.device.id).ptr)
-    if framework or hasattr(array, "__dlpack__"):
+    if framework or isinstance(array, type):
         return None
-    interface = getattr(array, "__cuda_array_interface__", None)
-    return None if interface is None else _interface_stream(interface, "the operand")
+    try:
+        if hasattr(array, "__dlpack__"):
+            return None
+        interface = getattr(array, "__cuda_array_interface__", None)
+        return None if interface is None else _interface_stream(interface, "the operand")
+    except TilewaveError:
+        raise
+    except Exception:  # no answer of the protocol's: `view_of` says so
+        return None
 
 
 def torch_stream(device: int) -> int:
@@ -105,7 +113,9 @@ def torch_stream(device: int) -> int:
 def refuse_dtype(array: Any, name: str, dtype: str) -> OperandTypeError:
     """The error for an operand that is not float32, with the cast to make in the words of its library."""
     if name == "out":
-        return OperandTypeError(f"out is {dtype}; the result is float32: allocate out as float32")
+        return OperandTypeError(
+            f"out is {dtype}{shape_and_strides(array)}; the result is float32: allocate out as float32"
+        )
     bare = dtype.lstrip("<>=|")
     if bare.startswith("complex"):
         remedy = "complex products are not offered; multiply real and imaginary parts, each as float32"
@@ -119,7 +129,10 @@ def refuse_dtype(array: Any, name: str, dtype: str) -> OperandTypeError:
             exact = hasattr(array, "astype")
             cast = f"{name}.astype(numpy.float32)" if exact else f"numpy.asarray({name}, numpy.float32)"
         remedy = f"cast it yourself, {cast}, where its values allow that"
-    return OperandTypeError(f"{name} is {dtype}; accepted is float32 only, and nothing is cast: {remedy}")
+    return OperandTypeError(
+        f"{name} is {dtype}{shape_and_strides(array)}; accepted is float32 only, and nothing is cast: "
+        f"{remedy}"
+    )
 
 
 def refuse_layout(tensor: Any, name: str) -> UsageError:
@@ -161,10 +174,20 @@ _viewers: dict[type, Viewer] = {}
 
 def _view_other(array: Any, name: str, stream: int | None) -> ArrayView:
     """An object of no library that is known by name: what it offers may be an attribute of its own."""
-    if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
-        return _view_dlpack(array, name, stream)
-    if hasattr(array, "__cuda_array_interface__"):
-        return _view_cuda_interface(array, name, stream)
+    if isinstance(array, type):  # has the attributes of its instances, and no memory
+        raise OperandTypeError(f"{name} is the class {array.__name__}; {ACCEPTED}")
+    try:
+        if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
+            return _view_dlpack(array, name, stream)
+        if hasattr(array, "__cuda_array_interface__"):
+            return _view_cuda_interface(array, name, stream)
+    except (TilewaveError, MemoryError):
+        raise
+    except Exception as error:  # an object may answer anything, or fail in any way
+        raise UsageError(
+            f"{name} is {kind_of(array)} that cannot be shared: its __dlpack__ or __cuda_array_interface__ "
+            f"does not answer as these protocols say ({type(error).__name__}: {error})"
+        ) from error
     return _view_array_like(array, name, stream)
 
 
@@ -223,7 +246,7 @@ def _view_torch(array: Any, name: str, stream: int | None) -> ArrayView:
         address = int(array.data_ptr())
         host: NDArray[np.float32] | None = array.detach().numpy() if where == "cpu" else None
     except RuntimeError as error:  # tensors of torch.func and torch.compile have no memory
-        raise UsageError(f"{name} is a {type(array).__name__} without memory of its own: {error}") from error
+        raise UsageError(f"{name} is {kind_of(array)} without memory of its own: {error}") from error
     if host is not None:
         if address == 0 and host.size:
             raise UsageError(
@@ -286,7 +309,7 @@ def _from_dlpack(array: Any, name: str, stream: int | None) -> ArrayView:
         )
     try:
         seen = dlpack.exchange(array, 0 if stream is None else stream)
-    except BufferError as error:
+    except (BufferError, UsageError) as error:
         raise UsageError(f"{name} cannot be shared through DLPack: {error}") from error
     if seen.dtype != "float32":
         raise refuse_dtype(array, name, seen.dtype)
@@ -345,13 +368,13 @@ def _interface_stream(interface: dict[str, Any], name: str) -> int | None:
 def _view_array_like(array: Any, name: str, stream: int | None) -> ArrayView:
     """Lists, scalars and objects with __array__, as `numpy.asarray` sees them."""
     if name == "out":
-        raise OperandTypeError(f"out is a {type(array).__name__}; {ACCEPTED}")
+        raise OperandTypeError(f"out is {kind_of(array)}; {ACCEPTED}")
     try:
         host = np.asarray(array)
     except Exception as error:
-        raise OperandTypeError(f"{name} is a {type(array).__name__}: {error}; {ACCEPTED}") from error
+        raise OperandTypeError(f"{name} is {kind_of(array)}: {error}; {ACCEPTED}") from error
     if host.dtype.kind not in "biufc" or (host.ndim == 0 and host.dtype != np.float32):
-        raise OperandTypeError(f"{name} is a {type(array).__name__}; {ACCEPTED}")
+        raise OperandTypeError(f"{name} is {kind_of(array)}; {ACCEPTED}")
     if host.dtype != np.float32:
         raise refuse_dtype(array, name, f"{host.dtype.name} (as numpy.asarray reads it)")
     return _host_view(array, host, name, "numpy")
@@ -374,7 +397,7 @@ def _device_view(
     if 0 in layout.shape:
         return ArrayView(owner, framework, 0, layout, device)
     if address == 0:
-        raise UsageError(f"{name} has no memory: a {type(owner).__name__} of {layout} at address 0")
+        raise UsageError(f"{name} has no memory: {kind_of(owner)} of {layout} at address 0")
     if address % FLOAT_BYTES:
         raise UsageError(
             f"{name} lies at address {address:#x}; float32 on a GPU must lie at a multiple of {FLOAT_BYTES}: "

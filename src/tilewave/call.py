@@ -12,6 +12,7 @@ import numpy as np
 
 from tilewave.arrays import ANYWHERE, ArrayView, current_stream, view_of
 from tilewave.errors import NotBuiltError, OperandTypeError, UsageError
+from tilewave.messages import kind_of, shown
 from tilewave.packed import Packed
 from tilewave.problem import Activation, Precision
 from tilewave.semantics import (
@@ -20,6 +21,7 @@ from tilewave.semantics import (
     Strides,
     addend_strides,
     bias_strides,
+    check_addressable,
     check_bias_axis,
     out_strides,
     product_of,
@@ -109,12 +111,12 @@ def collect(
         ("return_preactivation", return_preactivation),
     ):
         if not isinstance(flag, bool):
-            raise UsageError(f"{name} must be True or False, not {flag!r}")
+            raise UsageError(f"{name} must be True or False, not {shown(flag)}")
     alpha, beta = scalar(alpha, "alpha"), scalar(beta, "beta")
     if beta != 0 and c is None:
         raise UsageError(f"beta is {beta}, but there is no c to scale by it; pass c, or leave beta at 0")
     if bias is None and bias_axis != -1:
-        raise UsageError(f"bias_axis is {bias_axis!r}, but there is no bias")
+        raise UsageError(f"bias_axis is {shown(bias_axis)}, but there is no bias")
     check_bias_axis(bias_axis)  # before anything is kept by it
 
     given = {"a": a, "b": b, "c": c, "bias": bias, "out": out}
@@ -164,7 +166,7 @@ def check_precision(precision: Precision | str) -> Precision:
     """The mode of this name; the modes to come raise ``NotBuiltError``, anything else ``UsageError``."""
     accepted = "accepted is 'ieee', and by name only 'fp16x3' and 'tf32'"
     if not isinstance(precision, str):  # what is no name may not even be comparable with one
-        raise UsageError(f"precision is a {type(precision).__name__}; {accepted}")
+        raise UsageError(f"precision is {kind_of(precision)}; {accepted}")
     if precision == Precision.IEEE:
         return Precision.IEEE
     if precision in PLANNED_PRECISIONS:
@@ -172,7 +174,7 @@ def check_precision(precision: Precision | str) -> Precision:
     try:
         return Precision(precision)
     except ValueError:
-        raise UsageError(f"precision is {precision!r}; {accepted}") from None
+        raise UsageError(f"precision is {shown(precision)}; {accepted}") from None
 
 
 def activation_of(activation: Activation | str | None) -> Activation:
@@ -183,7 +185,7 @@ def activation_of(activation: Activation | str | None) -> Activation:
         return activation
     found = ACTIVATIONS.get(activation) if isinstance(activation, str) else None
     if found is None:
-        raise UsageError(f"activation is {activation!r}; accepted are None, {', '.join(ACTIVATIONS)}")
+        raise UsageError(f"activation is {shown(activation)}; accepted are None, {', '.join(ACTIVATIONS)}")
     return found
 
 
@@ -205,7 +207,7 @@ def scalar(value: Any, name: str) -> float:
     except OverflowError:  # an integer beyond float64
         too_large = True
     if too_large:
-        raise UsageError(f"{name} is {value!r}; accepted are numbers in the range of float32")
+        raise UsageError(f"{name} is {shown(value)}; accepted are numbers in the range of float32")
     return rounded
 
 
@@ -226,6 +228,7 @@ def _fitted(
 ) -> tuple[Product, Strides | None, Strides | None, Strides | None]:
     """The product, and the strides of c, bias and out along its axes; all shapes are checked."""
     product = product_of(a, b, transpose_a, transpose_b)
+    check_addressable("the result", product.result_shape)
     return (
         product,
         None if c is None else addend_strides(product, c),

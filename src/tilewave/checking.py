@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from tilewave.arrays import framework_of, refuse_dtype, refuse_layout, view_of
 from tilewave.errors import OperandTypeError, UsageError
+from tilewave.messages import kind_of, shown
 from tilewave.precision.bounds import gamma
 from tilewave.precision.mode_bounds import MODES, errors_in_mode_bounds, mode_coefficient, recomputed
 from tilewave.semantics import product_of
@@ -98,12 +99,14 @@ def check(a: Any, b: Any, c: Any, precision: str = "ieee") -> Check:
     Raises ``UsageError`` where the shapes do not fit or the mode has no bound, and ``OperandTypeError`` for
     anything but float32 arrays.
     """
-    if precision not in MODES:
-        raise UsageError(f"precision is {precision!r}; accepted are {', '.join(MODES)}")
+    if not isinstance(precision, str) or precision not in MODES:
+        raise UsageError(f"precision is {shown(precision)}; accepted are {', '.join(MODES)}")
     x, y, result = (_on_host(array, name) for array, name in ((a, "a"), (b, "b"), (c, "c")))
     product = product_of(view_of(x, "a").layout, view_of(y, "b").layout)
     if result.shape != product.result_shape:
-        raise UsageError(f"c has shape {result.shape}; the product has shape {product.result_shape}")
+        raise UsageError(
+            f"c of shape {result.shape} does not fit; the product has shape {product.result_shape}"
+        )
     x = x[np.newaxis] if x.ndim == 1 else x
     y = y[:, np.newaxis] if y.ndim == 1 else y
     shape = (*product.batch, product.m, product.n)
@@ -201,12 +204,12 @@ def _on_host(array: Any, name: str) -> NDArray[np.float32]:
             array = array.get()
         case "jax":
             array = np.asarray(array)
-        case _ if hasattr(array, "to_numpy"):
+        case _ if callable(getattr(array, "to_numpy", None)):
             array = array.to_numpy()
     view = view_of(array, name)
     if view.host is None:
         raise OperandTypeError(
-            f"{name} is a {type(array).__name__} on a GPU, and how its library copies it to the host is not "
+            f"{name} is {kind_of(array)} on a GPU, and how its library copies it to the host is not "
             "known: pass it as a NumPy array"
         )
     return view.host
@@ -221,8 +224,8 @@ def _tensor_on_host(tensor: Any, name: str) -> NDArray[np.float32]:
         raise refuse_layout(tensor, name)
     try:
         if tensor.untyped_storage().nbytes() < 4 * (tensor.numel() > 0):
-            raise UsageError(f"{name} is a {type(tensor).__name__} whose memory was freed")
+            raise UsageError(f"{name} is {kind_of(tensor)} whose memory was freed")
         found: NDArray[np.float32] = tensor.detach().cpu().resolve_neg().numpy()
     except (RuntimeError, NotImplementedError) as error:  # meta and fake tensors, nested ones, wrappers
-        raise UsageError(f"{name} is a {type(tensor).__name__} without memory of its own: {error}") from error
+        raise UsageError(f"{name} is {kind_of(tensor)} without memory of its own: {error}") from error
     return found

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilewave.errors import UsageError
+from tilewave.messages import shown
 
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
 """Values of DLDeviceType."""
@@ -120,7 +121,7 @@ def read_capsule(capsule: object) -> Exchanged:
     elif _is_valid(capsule, b"dltensor"):
         tensor = DLManagedTensor.from_address(_get_pointer(capsule, b"dltensor")).tensor
     else:
-        raise UsageError(f"{capsule!r} is no DLPack capsule, or it was consumed already")
+        raise UsageError(f"{shown(capsule)} is no DLPack capsule, or it was consumed already")
     shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
     if tensor.strides:
         strides = tuple(tensor.strides[axis] for axis in range(tensor.ndim))

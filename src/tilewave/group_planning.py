@@ -12,12 +12,13 @@ from tilewave.call import GemmCall
 from tilewave.device import DeviceSpec
 from tilewave.errors import UsageError
 from tilewave.group import Member, copies_from, group_problems, together
+from tilewave.messages import shown
 from tilewave.normalise import normalise
 from tilewave.planner.gemm.group import GroupPlan, plan_group, portions
 from tilewave.planner.gemm.options import PlanOptions
 from tilewave.planning import device_spec
 from tilewave.problem import GemmProblem, MatrixLayout
-from tilewave.semantics import contiguous
+from tilewave.semantics import check_addressable, contiguous
 
 
 def plan_grouped(
@@ -71,8 +72,12 @@ def _of_sizes(sizes: Sequence[Any], common: dict[str, Any]) -> _Group:
     problems = []
     for place, one in enumerate(sizes):
         if not all(_is_size(size) for size in one):
-            raise UsageError(f"problem {place} is {tuple(one)!r}; accepted are three integers of at least 0")
+            raise UsageError(
+                f"problem {place} is {shown(tuple(one))}; accepted are three integers of at least 0"
+            )
         m, n, k = map(int, one)
+        for name, rows, columns in (("a", m, k), ("b", k, n), ("the result", m, n)):
+            check_addressable(f"problem {place}: {name}", (rows, columns))
         rows_of_k, rows_of_n = MatrixLayout(k, 1), MatrixLayout(n, 1)
         problem = GemmProblem(m, n, k, (), rows_of_k, rows_of_n, rows_of_n, product=k > 0)
         problems.append(normalise(problem).problem)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tilewave.errors import CaptureError, UsageError
+from tilewave.messages import shown
 
 # What only a packed operand needs is imported where one is made: every call looks for the class.
 if TYPE_CHECKING:
@@ -28,12 +29,12 @@ class Packed:
         self.operand = operand
         self.device = view.device
         self.source = view.address
+        self.shape = view.layout.shape
         self._storage = storage
 
     def __repr__(self) -> str:
-        kind = type(self.array).__name__
         place = "nothing packed" if self._storage is None else f"{self.nbytes:,} bytes on GPU {self.device}"
-        return f"Packed({kind} of shape {tuple(self.array.shape)}, {place})"
+        return f"Packed({type(self.array).__name__} of shape {self.shape}, {place})"
 
     @property
     def nbytes(self) -> int:
@@ -70,10 +71,10 @@ def prepack(array: Any, *, operand: str = "b", transpose: bool = False, stream: 
     from tilewave.arrays import current_stream, view_of
     from tilewave.runtime.interop import stream_handle
 
-    if operand not in ("a", "b"):
-        raise UsageError(f"operand is {operand!r}; accepted are 'a' and 'b'")
+    if not isinstance(operand, str) or operand not in ("a", "b"):
+        raise UsageError(f"operand is {shown(operand)}; accepted are 'a' and 'b'")
     if not isinstance(transpose, bool):
-        raise UsageError(f"transpose must be True or False, not {transpose!r}")
+        raise UsageError(f"transpose must be True or False, not {shown(transpose)}")
     if isinstance(array, Packed):
         raise UsageError("array is packed already; accepted is a float32 array")
     handle = (current_stream(array) or 0) if stream is None else stream_handle(stream)
@@ -91,7 +92,9 @@ def _as_operand(view: ArrayView, columns: bool) -> UnpackedOperand:
 
     shape, strides = view.layout.shape, view.layout.strides
     if len(shape) < 2:
-        raise UsageError(f"array has shape {shape}; accepted are matrices and batches of them")
+        raise UsageError(
+            f"array of {view.layout} has {len(shape)} axes; accepted are matrices and batches of them"
+        )
     packed, along_k = (-1, -2) if columns else (-2, -1)
     found = fp16x3.unpacked_operand(
         shape[packed],

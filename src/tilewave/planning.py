@@ -14,6 +14,7 @@ from tilewave.device import DeviceSpec, get_spec, query_device
 from tilewave.errors import NotBuiltError, UsageError
 from tilewave.host import gpu_for_host_operands
 from tilewave.kernels.new_loops import prospect, written_for_the_pass
+from tilewave.messages import shown
 from tilewave.normalise import Normalised, normalise
 from tilewave.on_device import copy_problem, normalised_problem
 from tilewave.packed import Packed
@@ -22,12 +23,15 @@ from tilewave.planner.gemm import GemmPlan, PlanOptions, explain_plan, plan_gemm
 from tilewave.planner.gemm.explain_group import explain_group
 from tilewave.planner.gemm.group import GroupPlan
 from tilewave.problem import Activation, GemmProblem, MatrixLayout, Precision
-from tilewave.semantics import check_bias_axis, contiguous
+from tilewave.semantics import check_addressable, check_bias_axis, contiguous
 
 LAYOUTS = ("NN", "NT", "TN", "TT")
 """Layouts of a and b in BLAS's letters: T where the matrix is stored transposed, columns next to one
 another.
 """
+
+MOST_BATCH_AXES = 62
+"""Axes that a batch of matrices has at most in NumPy, whose arrays have up to 64."""
 
 
 def plan(
@@ -62,15 +66,19 @@ def plan(
     mode = _planned(check_precision(precision))
     m, n, k = (_size(value, name) for value, name in ((m, "m"), (n, "n"), (k, "k")))
     extents = batch if isinstance(batch, Sequence) else (batch,)
+    if len(extents) > MOST_BATCH_AXES:
+        raise UsageError(f"batch has {len(extents):,} axes; accepted are at most {MOST_BATCH_AXES}")
     batches = tuple(_size(extent, "batch") for extent in extents)
-    if layouts not in LAYOUTS:
-        raise UsageError(f"layouts is {layouts!r}; accepted are {', '.join(LAYOUTS)}")
+    if not isinstance(layouts, str) or layouts not in LAYOUTS:
+        raise UsageError(f"layouts is {shown(layouts)}; accepted are {', '.join(LAYOUTS)}")
     if not isinstance(alignment, int) or alignment not in (4, 8, 16):
-        raise UsageError(f"alignment is {alignment!r}; accepted are 16, 8 and 4 bytes")
+        raise UsageError(f"alignment is {shown(alignment)}; accepted are 16, 8 and 4 bytes")
+    for name, rows, columns in (("a", m, k), ("b", k, n), ("the result", m, n)):
+        check_addressable(name, (*batches, rows, columns))
     if bias_axis is not None:
         check_bias_axis(bias_axis)
     if not isinstance(return_preactivation, bool):
-        raise UsageError(f"return_preactivation must be True or False, not {return_preactivation!r}")
+        raise UsageError(f"return_preactivation must be True or False, not {shown(return_preactivation)}")
 
     def stored(rows: int, columns: int, transposed: bool = False) -> MatrixLayout:
         shape = (*batches, columns, rows) if transposed else (*batches, rows, columns)
@@ -163,8 +171,8 @@ def explain(*arguments: Any, **keywords: Any) -> str:
     """
     arguments = tuple(each.array if isinstance(each, Packed) else each for each in arguments)
     first = arguments[0] if arguments else None
-    if hasattr(first, "shape") and not isinstance(first, Integral):
-        if len(arguments) < 2 or not hasattr(arguments[1], "shape"):
+    if _is_array(first):
+        if len(arguments) < 2 or not _is_array(arguments[1]):
             raise UsageError("explain takes two arrays (a, b), sizes (m, n, k) or plans")
         found = plan_for(*arguments, **keywords)
         bound = [_bound_of(found[0].problem.precision, *arguments[:2], **keywords)] if found else []
@@ -176,7 +184,7 @@ def explain(*arguments: Any, **keywords: Any) -> str:
     else:
         sizes = {*("m", "n", "k")[: len(arguments)], *keywords}
         if len(arguments) > 3 or not sizes >= {"m", "n", "k"}:
-            given = ", ".join(map(_named, arguments)) or "no size"
+            given = ", ".join(map(shown, arguments)) or "no size"
             raise UsageError(f"explain takes two arrays (a, b), sizes (m, n, k) or plans, not {given}")
         plans = (plan(*arguments, **keywords),)
         keywords = {}
@@ -202,7 +210,7 @@ def prepare(
     """
     plans: list[GemmPlan | GroupPlan] = []
     if not isinstance(problems, Iterable):
-        raise UsageError(f"cannot prepare {_named(problems)}; accepted is a list of plans and sizes")
+        raise UsageError(f"cannot prepare {shown(problems)}; accepted is a list of plans and sizes")
     for problem in problems:
         if isinstance(problem, GemmPlan | GroupPlan):
             plans.append(problem)
@@ -214,7 +222,7 @@ def prepare(
             plans.append(plan(*problem, device=device, **options))
         else:
             raise UsageError(
-                f"cannot prepare {_named(problem)}; accepted is a list of plans and sizes (m, n, k); for "
+                f"cannot prepare {shown(problem)}; accepted is a list of plans and sizes (m, n, k); for "
                 "arrays: prepare(plan_for(a, b))"
             )
     from tilewave.runtime.execute import prepare_plan
@@ -261,21 +269,22 @@ def _bound_of(
     return account_of_bound(mode.value, left, right)
 
 
+def _is_array(value: Any) -> bool:
+    """Whether something has a shape, be it one that it does not tell (as PyTorch's nested tensors)."""
+    if isinstance(value, type | Integral):
+        return False
+    try:
+        return hasattr(value, "shape")
+    except Exception:
+        return True
+
+
 def _size(value: Any, name: str) -> int:
     """A size as an integer."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
-        hint = "; plan_for plans for arrays" if hasattr(value, "shape") else ""
-        raise UsageError(f"{name} is {_named(value)}; accepted are integers of at least 0{hint}")
+        hint = "; plan_for plans for arrays" if _is_array(value) else ""
+        raise UsageError(f"{name} is {shown(value)}; accepted are integers of at least 0{hint}")
     return int(value)
-
-
-def _named(value: Any) -> str:
-    """A value in a message: arrays and what holds them by their type, which says more than their elements."""
-    if hasattr(value, "shape"):
-        return f"a {type(value).__name__} of shape {tuple(value.shape)}"
-    if isinstance(value, tuple | list):
-        return f"({', '.join(map(_named, value))})"
-    return repr(value)
 
 
 def device_spec(device: str | int | DeviceSpec | None) -> DeviceSpec:
@@ -290,7 +299,9 @@ def device_spec(device: str | int | DeviceSpec | None) -> DeviceSpec:
             "(in a command: --device H200)"
         )
     if device is not None and (not isinstance(device, int) or isinstance(device, bool)):
-        raise UsageError(f"device is {device!r}; accepted are a GPU's name, its number, and a DeviceSpec")
+        raise UsageError(
+            f"device is {shown(device)}; accepted are a GPU's name, its number, and a DeviceSpec"
+        )
     from tilewave.runtime.kernels import gpu_state
 
     ordinal = 0 if device is None else device

@@ -101,8 +101,9 @@ def record(path: str | Path | None = None) -> Iterator[RecordedShapes]:
 def _check_name(path: object) -> None:
     if path is not None and not isinstance(path, str | os.PathLike):
         from tilewave.errors import UsageError
+        from tilewave.messages import kind_of
 
-        raise UsageError(f"path is a {type(path).__name__}; accepted are None and the name of a file")
+        raise UsageError(f"path is {kind_of(path)}; accepted are None and the name of a file")
 
 
 def note(call: GemmCall) -> None:

@@ -16,9 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tilewave.errors import UsageError
+from tilewave.messages import shown
 from tilewave.problem import Activation, GemmProblem, MatrixLayout
 
 Strides = tuple[int, ...]
+
+MOST_BYTES = 2**63 - 1
 
 _OVERLAP_WORK = 10_000
 """Candidates that are tried to prove two arrays apart; well under a millisecond."""
@@ -89,15 +92,15 @@ def product_of(a: Layout, b: Layout, transpose_a: bool = False, transpose_b: boo
     b_shape, b_strides = _as_matrix("b", b, transpose_b, row=False)
     if a_shape[-1] != b_shape[-2]:
         raise UsageError(
-            f"a{_transposed(transpose_a)} of shape {a.shape} and b{_transposed(transpose_b)} of shape "
-            f"{b.shape} do not fit: K is {a_shape[-1]} in a and {b_shape[-2]} in b; they must be equal"
+            f"a{_transposed(transpose_a)} of {a} and b{_transposed(transpose_b)} of {b} do not fit: K is "
+            f"{a_shape[-1]} in a and {b_shape[-2]} in b; they must be equal"
         )
     try:
         batch = broadcast_shapes(a_shape[:-2], b_shape[:-2])
     except ValueError:
         raise UsageError(
-            f"a of shape {a.shape} and b of shape {b.shape} do not fit: their leading axes {a_shape[:-2]} "
-            f"and {b_shape[:-2]} do not broadcast; each pair must be equal or one of the two be 1"
+            f"a of {a} and b of {b} do not fit: their leading axes {a_shape[:-2]} and {b_shape[:-2]} do not "
+            "broadcast; each pair must be equal or one of the two be 1"
         ) from None
     return Product(
         a_shape[-2],
@@ -109,6 +112,15 @@ def product_of(a: Layout, b: Layout, transpose_a: bool = False, transpose_b: boo
         rows=len(a.shape) > 1,
         columns=len(b.shape) > 1,
     )
+
+
+def check_addressable(name: str, shape: Sequence[int]) -> None:
+    """Raise ``UsageError`` for an array that would be longer than 64 bits can address."""
+    if 4 * math.prod(shape) > MOST_BYTES:
+        raise UsageError(
+            f"{name} of shape {shown(tuple(shape))} would be longer than 64 bits can address; accepted are "
+            f"arrays of up to {MOST_BYTES:,} bytes"
+        )
 
 
 def broadcast_shapes(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
@@ -135,14 +147,14 @@ def addend_strides(product: Product, c: Layout) -> Strides:
     except ValueError:
         fits = False
     if not fits:
-        raise UsageError(f"c of shape {c.shape} does not broadcast to the result's shape {shape}")
+        raise UsageError(f"c of {c} does not broadcast to the result's shape {shape}")
     return product.along_result(_broadcast(c.shape, c.strides, shape))
 
 
 def check_bias_axis(axis: object) -> None:
     """Raise ``UsageError`` for anything but -1 and -2."""
     if not isinstance(axis, Integral) or axis not in (-1, -2):
-        raise UsageError(f"bias_axis is {axis!r}; accepted are -1, the result's last axis, and -2")
+        raise UsageError(f"bias_axis is {shown(axis)}; accepted are -1, the result's last axis, and -2")
 
 
 def bias_strides(product: Product, bias: Layout, axis: int) -> Strides:
@@ -161,7 +173,7 @@ def bias_strides(product: Product, bias: Layout, axis: int) -> Strides:
     length = product.m if along_m else product.n
     if not bias.shape or bias.shape[-1] != length:
         raise UsageError(
-            f"bias of shape {bias.shape} does not fit: along axis {axis} the result of shape {shape} has "
+            f"bias of {bias} does not fit: along axis {axis} the result of shape {shape} has "
             f"length {length}, which the last axis of bias must have"
         )
     try:
@@ -170,8 +182,7 @@ def bias_strides(product: Product, bias: Layout, axis: int) -> Strides:
         fits = False
     if not fits:
         raise UsageError(
-            f"bias of shape {bias.shape} does not fit: its leading axes do not broadcast to the batch "
-            f"{product.batch}"
+            f"bias of {bias} does not fit: its leading axes do not broadcast to the batch {product.batch}"
         )
     batch = _broadcast(bias.shape[:-1], bias.strides[:-1], product.batch)
     last = bias.strides[-1]
@@ -184,7 +195,7 @@ def out_strides(product: Product, out: Layout) -> Strides:
     """
     if out.shape != product.result_shape:
         raise UsageError(
-            f"out has shape {out.shape} (a non-broadcastable output); the result has shape "
+            f"out of {out} does not fit (a non-broadcastable output); the result has shape "
             f"{product.result_shape}"
         )
     if overlaps_itself(out):
@@ -342,7 +353,7 @@ def _as_matrix(name: str, layout: Layout, transpose: bool, *, row: bool) -> Layo
         )
     if len(shape) == 1:
         if transpose:
-            raise UsageError(f"transpose_{name} is set, but {name} of shape {shape} is a vector")
+            raise UsageError(f"transpose_{name} is set, but {name} of {layout} is a vector")
         return Layout((1, *shape), (0, *strides)) if row else Layout((*shape, 1), (*strides, 0))
     if transpose:
         return Layout((*shape[:-2], shape[-1], shape[-2]), (*strides[:-2], strides[-1], strides[-2]))

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tilewave.errors import UsageError
+from tilewave.messages import kind_of
 
 _front: Any = None
 """`tilewave.torch.front`, once there was a tensor."""
@@ -63,6 +64,6 @@ def _refuse_gradients(stranger: Any, tensors: Sequence[Any]) -> None:
     """Raise where a gradient would have to pass through an array of another library."""
     if sys.modules["torch"].is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         raise UsageError(
-            f"a tensor that requires a gradient meets a {type(stranger).__name__}; gradients pass through "
+            f"a tensor that requires a gradient meets {kind_of(stranger)}; gradients pass through "
             "products of tensors only: make it one, or pass tensor.detach()"
         )

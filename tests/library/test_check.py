@@ -83,7 +83,7 @@ def test_empty_products(rng: Rng) -> None:
 
 def test_what_cannot_be_checked(rng: Rng, monkeypatch: pytest.MonkeyPatch) -> None:
     a = rng.standard_normal((3, 3), dtype=F)
-    with pytest.raises(UsageError, match=r"c has shape \(3, 2\); the product has shape \(3, 3\)"):
+    with pytest.raises(UsageError, match=r"c of shape \(3, 2\) does not fit; the product has shape \(3, 3\)"):
         tilewave.check(a, a, a[:, :2])
     with pytest.raises(OperandTypeError, match="c is float64"):
         tilewave.check(a, a, a.astype(np.float64))

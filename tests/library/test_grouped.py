@@ -313,12 +313,12 @@ def test_errors_name_the_problem_and_nothing_is_written(path: Path, rng: Generat
         ({"a": wrap(a), "b": wrap(b), "schedule": "stream_k"}, UsageError, "problem 1: schedule stream_k"),
         ({"a": wrap(a), "b": wrap(b), "max_sms": 0}, UsageError, "problem 1: max_sms"),
         ({"a": wrap(a), "b": wrap(b), "beta": 1}, UsageError, "problem 1: beta is 1"),
-        ({"a": wrap(a), "b": wrap(b), "out": wrap(out[:2])}, UsageError, "problem 1: out has shape"),
+        ({"a": wrap(a), "b": wrap(b), "out": wrap(out[:2])}, UsageError, "problem 1: out of shape"),
         ({"a": wrap(a), "b": wrap(b), "out": wrap(out)}, UsageError, "problem 0: out shares memory with out"),
         ({"a": wrap(out), "b": wrap(out.T)}, UsageError, "problem 0: out shares memory with a of problem 1"),
         ({"a": wrap(a), "b": wrap(b), "bias": wrap(out[0])}, UsageError, "memory with bias of problem 1"),
         ({"a": wrap(a), "b": wrap(b), "c": wrap(out), "beta": 1}, UsageError, "memory with c of problem 1"),
-        (5, UsageError, "problem 1: this is a int"),
+        (5, UsageError, "problem 1: this is an int"),
         ({"a": wrap(a), "b": wrap(b), "precision": "bf16x9"}, NotImplementedError, "problem 1: precision"),
     ]
     if not path.emulated:

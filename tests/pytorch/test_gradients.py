@@ -209,7 +209,7 @@ def test_a_result_written_in_place_is_noticed(path: str) -> None:
 
 def test_other_libraries_have_no_gradients() -> None:
     a = torch.ones(2, 2, requires_grad=True)
-    with pytest.raises(UsageError, match=r"meets a ndarray.*detach"):
+    with pytest.raises(UsageError, match=r"meets an ndarray.*detach"):
         tilewave.matmul(a, np.ones((2, 2), np.float32))
     with torch.no_grad():
         assert torch.all(tilewave.matmul(a, np.ones((2, 2), np.float32)) == 2)

@@ -78,7 +78,7 @@ def test_h115_gradients_are_recorded_or_refused(path: str, rng: Rng) -> None:
     a, b = integers(rng, (4, 4)).requires_grad_(), integers(rng, (4, 4))
     tilewave.matmul(a, b).sum().backward()
     assert torch.equal(a.grad, b.sum(1).expand(4, 4))
-    with pytest.raises(UsageError, match="requires a gradient meets a ndarray"):
+    with pytest.raises(UsageError, match="requires a gradient meets an ndarray"):
         tilewave.matmul(a, b.numpy())
     with pytest.raises(UsageError, match=r"a\.resolve_neg\(\)"):
         tilewave.matmul(torch.ones(4, 4, dtype=torch.complex64).conj().imag, b)

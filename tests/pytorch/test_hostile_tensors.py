@@ -69,7 +69,7 @@ def test_check_refuses_it(kind: str) -> None:
 
 def test_check_names_the_cast() -> None:
     good = torch.randn(3, 3)
-    with pytest.raises(OperandTypeError, match=r"c is bfloat16; .*c\.float\(\)"):
+    with pytest.raises(OperandTypeError, match=r"c is bfloat16 of shape .*c\.float\(\)"):
         tilewave.check(good, good, (good @ good).bfloat16())
 
 

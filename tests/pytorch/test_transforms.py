@@ -65,7 +65,7 @@ def test_vmap_refuses_what_each_item_would_be_refused(path: str) -> None:
         (lambda v: tilewave.gemm(v, ones, bias=ones[0], bias_axis=-2), "bias_axis is -2"),
         (lambda v: tilewave.matmul(v.sum(), ones), "each a is 0-dimensional"),
         (lambda v: tilewave.matmul(v[:2], ones), "K is 2 in a and 3 in b"),
-        (lambda v: tilewave.matmul(v.double(), ones), "a is float64; accepted is float32"),
+        (lambda v: tilewave.matmul(v.double(), ones), r"a is float64 of shape .*; accepted is float32"),
     ):
         with pytest.raises((UsageError, OperandTypeError), match=words):
             torch.vmap(call)(ones)
@@ -138,7 +138,7 @@ def test_mistakes_are_named_without_memory_too() -> None:
         tilewave.matmul(meta, meta)
     with pytest.raises(OperandTypeError, match=r"b is float16.*b\.float\(\)"):
         tilewave.matmul(meta, meta.T.half())
-    with pytest.raises(UsageError, match="out has shape"):
+    with pytest.raises(UsageError, match="out of shape"):
         tilewave.matmul(meta, meta.T, out=torch.empty(2, 2, device="meta"))
     with pytest.raises(UsageError, match=r"operands lie apart: a on meta, b on cpu"):
         tilewave.matmul(meta, torch.ones(4, 3))

@@ -12,6 +12,7 @@ from typing import Any
 
 from tilewave.device.spec import DeviceSpec
 from tilewave.errors import UsageError
+from tilewave.messages import shown
 
 
 @cache
@@ -84,11 +85,11 @@ def get_spec(name: str) -> DeviceSpec:
     Raises ``UsageError`` naming the known models when there is none of that name.
     """
     if not isinstance(name, str):
-        raise UsageError(f"a device name must be a string, not {type(name).__name__}: {name!r}")
+        raise UsageError(f"a device name must be a string, not {shown(name)}")
     spec = find_spec(name)
     if spec is not None:
         return spec
     _, spellings = _records()
     close = difflib.get_close_matches(_normalise(name), spellings, n=1)
     hint = f" (did you mean {spellings[close[0]]}?)" if close else ""
-    raise UsageError(f"unknown device {name!r}{hint}; known devices: {', '.join(spec_names())}")
+    raise UsageError(f"unknown device {shown(name)}{hint}; known devices: {', '.join(spec_names())}")

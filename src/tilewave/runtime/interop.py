@@ -8,6 +8,7 @@ from typing import Any
 
 from tilewave.device.driver import bindings
 from tilewave.errors import UsageError
+from tilewave.messages import shown
 from tilewave.runtime import driver
 from tilewave.runtime.kernels import gpu_state, is_capturing
 from tilewave.runtime.loop_launcher import relaxed_capture_mode
@@ -114,15 +115,21 @@ def stream_handle(stream: Any) -> int:
         handle: Any = stream
     elif hasattr(stream, "__cuda_stream__"):
         protocol = stream.__cuda_stream__
-        version, handle = protocol() if callable(protocol) else protocol
+        answer = protocol() if callable(protocol) else protocol
+        if not isinstance(answer, tuple | list) or len(answer) != 2:
+            raise UsageError(
+                f"stream answers __cuda_stream__ with {shown(answer)}; accepted is a pair of version and "
+                "handle"
+            )
+        version, handle = answer
         if version != 0:
-            raise UsageError(f"stream speaks version {version} of __cuda_stream__; accepted is version 0")
+            raise UsageError(f"stream speaks version {shown(version)} of __cuda_stream__; accepted is 0")
     else:
         names = ("cuda_stream", "ptr", "handle")  # PyTorch, CuPy, tilewave
         handle = next((getattr(stream, name) for name in names if hasattr(stream, name)), None)
     if not isinstance(handle, int) or isinstance(handle, bool) or handle < 0:
         raise UsageError(
-            f"stream is {stream!r}; accepted are a handle (an int), a stream of PyTorch or CuPy, or an "
+            f"stream is {shown(stream)}; accepted are a handle (an int), a stream of PyTorch or CuPy, or an "
             "object with __cuda_stream__"
         )
     # PyTorch numbers the streams of its pool, which live as long as the process, and goes by the handles of

@@ -14,7 +14,8 @@ import torch
 from tilewave.arrays import refuse_dtype, refuse_layout, refuse_negated
 from tilewave.call import activation_of, check_precision
 from tilewave.errors import UsageError
-from tilewave.planner.gemm.options import PlanOptions
+from tilewave.messages import shown
+from tilewave.planner.gemm.options import MOST_COUNTED, PlanOptions
 from tilewave.problem import Activation
 from tilewave.semantics import check_bias_axis
 from tilewave.torch import compute, gradients
@@ -28,9 +29,6 @@ from tilewave.torch.recipe import (
     spelled,
     wants_gradient,
 )
-
-MOST_BYTES = 2**63 - 1
-"""The most that an operator can be told; a limit beyond it is none."""
 
 
 def product(a: Any, b: Any, c: Any, bias: Any, recipe: Recipe, keep_preactivation: bool = False) -> Any:
@@ -67,6 +65,7 @@ def matmul(a: Any, b: Any, *, out: Any = None, precision: Any = "ieee", stream: 
     if (
         out is None
         and stream is None
+        and isinstance(precision, str)
         and precision == "ieee"
         and not torch.compiler.is_compiling()
         and is_plain(a, b)
@@ -125,7 +124,7 @@ def gemm(
         ("return_preactivation", return_preactivation),
     ):
         if flag is not True and flag is not False:
-            raise UsageError(f"{name} must be True or False, not {flag!r}")
+            raise UsageError(f"{name} must be True or False, not {shown(flag)}")
     recipe = Recipe(
         rounded(alpha, "alpha"),
         rounded(beta, "beta"),
@@ -137,8 +136,8 @@ def gemm(
         spelled(schedule),
         deterministic,
         batch_invariant,
-        max_sms,
-        workspace if workspace is None else min(workspace, MOST_BYTES),
+        _counted(max_sms),
+        _counted(workspace),
     )
     if out is None:
         compute_it = _of_plain if plain else _by_operator
@@ -151,6 +150,11 @@ def gemm(
         return compute.gemm(a, b, c, bias, recipe, out=out)
     torch.ops.tilewave.gemm_out.default(out, a, b, c, bias, **recipe._asdict())
     return out
+
+
+def _counted(limit: Any) -> Any:
+    """A limit as an operator can be told; one beyond what 64 bits can count is none."""
+    return min(limit, MOST_COUNTED) if isinstance(limit, int) else limit
 
 
 def _check(name: str, tensor: Any) -> None:

@@ -95,7 +95,8 @@ def _fake_gemm_out(out: Any, a: Any, b: Any, c: Any = None, bias: Any = None, **
     _check_tensor("out", out, a)
     if tuple(out.shape) != product.result_shape:
         raise UsageError(
-            f"out has shape {tuple(out.shape)}; the result has shape {tuple(product.result_shape)}"
+            f"out of shape {tuple(out.shape)} does not fit; the result has shape "
+            f"{tuple(product.result_shape)}"
         )
 
 

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from tilewave.api import gemm, matmul
 from tilewave.call import check_precision
 from tilewave.errors import UsageError
+from tilewave.messages import shown
 from tilewave.problem import Precision
 from tilewave.semantics import broadcast_shapes
 from tilewave.torch.recipe import PASSIVE_MODES, is_plain, wants_gradient
@@ -49,7 +50,7 @@ class override(TorchFunctionMode):  # type: ignore[misc]  # PyTorch is seen with
         check_precision(precision)
         if not isinstance(min_size, int) or isinstance(min_size, bool) or min_size < 0:
             raise UsageError(
-                f"min_size is {min_size!r}; accepted is a number of multiply-adds (an int), at least 0"
+                f"min_size is {shown(min_size)}; accepted is a number of multiply-adds (an int), at least 0"
             )
         self.precision = getattr(precision, "value", precision)
         self.min_size = min_size

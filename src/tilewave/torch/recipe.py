@@ -10,6 +10,7 @@ from torch.utils._device import DeviceContext
 
 from tilewave.call import scalar
 from tilewave.errors import UsageError
+from tilewave.messages import shown
 from tilewave.planner.gemm.options import OFFERED
 from tilewave.planner.schedules import PIECE_BOUNDS, Schedule
 from tilewave.problem import Activation
@@ -74,8 +75,8 @@ def spelled(schedule: Any) -> str | None:
         return None if schedule is None else str(schedule)
     if not isinstance(schedule, Schedule) or schedule.kind not in OFFERED:
         raise UsageError(
-            f"schedule is {schedule!r}; where a product is differentiated, compiled or mapped, accepted are "
-            f"None and the names {', '.join(OFFERED)}, with a number of pieces behind a colon if wanted"
+            f"schedule is {shown(schedule)}; where a product is differentiated, compiled or mapped, accepted "
+            f"are None and the names {', '.join(OFFERED)}, with a number of pieces behind a colon if wanted"
         )
     least, most = PIECE_BOUNDS[schedule.kind]
     return str(schedule.kind) if least == most else f"{schedule.kind}:{schedule.pieces}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from numbers import Integral
 
 from tilewave.errors import UsageError
+from tilewave.messages import shown
 from tilewave.planner.schedules import PIECE_BOUNDS, Schedule, ScheduleKind
 
 WORKSPACE_LIMIT_BYTES = 256 * 2**20
@@ -21,6 +22,9 @@ OFFERED = (
 """The kinds of schedule that may be asked for by name; the lab's second attempt at stream-K by `Schedule`."""
 
 _SPELLING = re.compile(r"([a-z_]+)(?::(\d+))?")
+
+
+MOST_COUNTED = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +48,15 @@ class PlanOptions:
     def __post_init__(self) -> None:
         for name in ("deterministic", "batch_invariant"):
             if not isinstance(getattr(self, name), bool):
-                raise UsageError(f"{name} must be True or False, not {getattr(self, name)!r}")
+                raise UsageError(f"{name} must be True or False, not {shown(getattr(self, name))}")
         for name, least in (("max_sms", 1), ("workspace_limit", 0)):
             value = getattr(self, name)
             if name == "max_sms" and value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
-                raise UsageError(f"{name} must be an integer of at least {least}, not {value!r}")
-            object.__setattr__(self, name, int(value))  # NumPy's integers become Python's
+                raise UsageError(f"{name} must be an integer of at least {least}, not {shown(value)}")
+            # NumPy's integers become Python's; a limit beyond what 64 bits can count is none.
+            object.__setattr__(self, name, min(int(value), MOST_COUNTED))
         kind = self.wanted[0]
         if self.batch_invariant and kind not in (None, ScheduleKind.DATA_PARALLEL):
             raise UsageError(
@@ -71,7 +76,7 @@ class PlanOptions:
         if match is None or match[1] not in tuple(OFFERED):
             raise UsageError(
                 f"schedule must be None, a Schedule or one of {', '.join(OFFERED)}, with a number of pieces "
-                f"behind a colon if wanted ('split_k:8'); not {schedule!r}"
+                f"behind a colon if wanted ('split_k:8'); not {shown(schedule)}"
             )
         kind = ScheduleKind(match[1])
         if match[2] is None:
