@@ -1,10 +1,11 @@
-"""Every kernel instance of the library, dealt in every way, under compute-sanitizer's four tools.
+"""Every kernel of the library, dealt in every way, under compute-sanitizer's four tools.
 
 On a machine with a GPU and the CUDA toolkit:
 
     PYTHONPATH=src python3 benchmarks/product_sanitizers.py --budget 90
 
-Each (instance, way of dealing its tiles) is launched at a small ragged size. Chunks of launches run side by
+Each (instance, way of dealing its tiles) is launched at a small ragged size, behind groups and products in
+fp16x3 for the kernels that are in no family. Chunks of launches run side by
 side, each under a tool in a process of its own; results go to `--out` as chunks end, and a later call with
 the same kernels, options and seed goes on from there. Faults planted in the kernels must be found. The exit
 code is 0 only if all of that came out as it should.
@@ -32,6 +33,7 @@ from tilewave.lab.product_sanitizers import (
     sweep,
 )
 from tilewave.lab.sanitizers import TOOLS, Sanitizer
+from tilewave.lab.whole_samples import whole_names
 
 OUT = Path("benchmarks/results/product_sanitizers_h200.json")
 LIMIT_S = 60.0
@@ -91,10 +93,12 @@ def check(options: argparse.Namespace) -> bool:
     device, spec, instances = Device(), query_device(), every_instance()
     executable, program = Sanitizer.find(), (sys.executable, __file__, "launch")
     arch = choose_arch(spec.compute_capability).arch
-    listed = prepare_products(options.folder / "cubins", arch, options.seed, instances)
+    wholes = whole_names(spec)
+    listed = prepare_products(options.folder / "cubins", arch, options.seed, instances, wholes=wholes)
     version = Sanitizer(executable, program, options.folder).version()
     print(
-        f"compute-sanitizer {version}, {spec.name}, {listed.compiler}: {len(instances)} instances, "
+        f"compute-sanitizer {version}, {spec.name}, {listed.compiler}: {len(instances)} instances and "
+        f"{len(wholes)} samples of groups and fp16x3, "
         f"{len(listed.sound())} launches, {len(FAULTS)} faults; compiled in "
         f"{time.monotonic() - started:.1f} s",
         flush=True,

@@ -324,7 +324,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setattr(tilewave.runtime.driver, "require_gpu", lambda: None)
     monkeypatch.setattr(tilewave.runtime.driver, "Device", lambda: SimpleNamespace(name="NVIDIA H200"))
     monkeypatch.setattr(tilewave.device, "query_device", lambda: get_spec("H200"))
-    monkeypatch.setattr(module, "prepare_products", lambda *_: LISTED)
+    monkeypatch.setattr(module, "prepare_products", lambda *_, **__: LISTED)
     monkeypatch.setattr(Sanitizer, "find", staticmethod(lambda: "compute-sanitizer"))
     monkeypatch.setattr(Sanitizer, "version", lambda self: "2025.3.1.0")
     return module

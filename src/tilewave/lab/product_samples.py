@@ -28,9 +28,9 @@ from tilewave.planner.schedules import (
     split_k,
     stream_k,
 )
-from tilewave.precision import ieee_bound
+from tilewave.precision import mode_bound
 from tilewave.precision.bounds import UNIT_ROUNDOFF
-from tilewave.problem import Activation, GemmProblem, MatrixLayout
+from tilewave.problem import Activation, GemmProblem, MatrixLayout, Precision
 
 Floats = NDArray[np.float32]
 
@@ -85,11 +85,10 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class Sample:
-    """A product with its plan; ``operands`` has a, b, out and whatever else the epilogue takes."""
+class SampleProduct:
+    """A product with its data; ``operands`` has a, b, out and whatever else the epilogue takes."""
 
-    plan: GemmPlan
-    dealing: Dealing
+    problem: GemmProblem
     operands: dict[str, Operand]
     alpha: float
     beta: float
@@ -100,16 +99,17 @@ class Sample:
         return tuple(name for name in ("out", "preactivation") if name in self.operands)
 
     def error_in_bounds(self, out: Floats, preactivation: Floats | None = None) -> float:
-        """How far results are from float64, in units of what float32 may leave; infinite for a NaN.
+        """How far results are from float64, in units of what may be left; infinite for a NaN.
 
-        The bound is that of the sum in any order, and four roundings of the epilogue.
+        The bound is that of the precision's sum, and four roundings of the epilogue.
         """
-        problem = self.plan.problem
+        problem = self.problem
         views = {name: operand.view for name, operand in self.operands.items()}
         total, bound = np.zeros(out.shape), np.zeros(out.shape)
         if problem.product:
             total = views["a"].astype(np.float64) @ views["b"].astype(np.float64)
-            bound = ieee_bound(np.ascontiguousarray(views["a"]), np.ascontiguousarray(views["b"]))
+            a, b = (np.ascontiguousarray(views[name]) for name in "ab")
+            bound = mode_bound(problem.precision, a, b)
         value, size = self.alpha * total, abs(self.alpha) * (np.abs(total) + bound)
         for name, factor in (("c", self.beta), ("bias", 1.0)):
             if name in views:
@@ -124,6 +124,39 @@ class Sample:
         return float("inf") if np.isnan(worst) else worst
 
 
+@dataclass(frozen=True)
+class Sample:
+    """A product with its plan."""
+
+    plan: GemmPlan
+    dealing: Dealing
+    product: SampleProduct
+
+    @property
+    def operands(self) -> dict[str, Operand]:
+        """The product's operands."""
+        return self.product.operands
+
+    @property
+    def alpha(self) -> float:
+        """Its factor."""
+        return self.product.alpha
+
+    @property
+    def beta(self) -> float:
+        """The factor of c."""
+        return self.product.beta
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the operands that are written."""
+        return self.product.outputs
+
+    def error_in_bounds(self, out: Floats, preactivation: Floats | None = None) -> float:
+        """As that of the product."""
+        return self.product.error_in_bounds(out, preactivation)
+
+
 def family_of(instance: Instance) -> Family:
     """The family that an instance belongs to."""
     return next(family for family in FAMILIES if family.name == instance.family)
@@ -134,7 +167,23 @@ def make_sample(instance: Instance, dealing: Dealing, seed: int) -> Sample:
     if dealing not in dealings(instance):
         raise UsageError(f"{instance} cannot be dealt as {dealing}; {', '.join(dealings(instance))} can be")
     rng = np.random.default_rng([seed, *instance.name.encode(), *dealing.encode()])
-    m, n, k, batches = _sizes(rng, instance, dealing)
+    product = draw_product(rng, *_sizes(rng, instance, dealing), instance.a, instance.b)
+    refusal = family_of(instance).refuses(instance, product.problem)
+    assert refusal is None, f"{instance} refuses {product.problem}: {refusal}"
+    return Sample(_plan(instance, product.problem, dealing, rng), dealing, product)
+
+
+def draw_product(
+    rng: np.random.Generator,
+    m: int,
+    n: int,
+    k: int,
+    batches: int,
+    a: Access | None,
+    b: Access | None,
+    precision: Precision = Precision.IEEE,
+) -> SampleProduct:
+    """A product of these sizes, its operands laid out to be read so (None: in any way)."""
     alpha, beta = (1.0, 0.0) if rng.integers(2) else (-1.5, 0.5)
     fused = beta != 0
 
@@ -148,8 +197,8 @@ def make_sample(instance: Instance, dealing: Dealing, seed: int) -> Sample:
     # Results lie packed: what no kernel writes is not read back, where initcheck would see it.
     unwritten = np.full((batches, m, n), np.nan, np.float32)
     operands = {
-        "a": draw(m, k, instance.a, Contiguous.K),
-        "b": draw(k, n, instance.b, Contiguous.OTHER),
+        "a": draw(m, k, a, Contiguous.K),
+        "b": draw(k, n, b, Contiguous.OTHER),
         "out": _lay_out(unwritten, bool(rng.integers(4)), 0, 0),
     }
     if fused:
@@ -170,10 +219,9 @@ def make_sample(instance: Instance, dealing: Dealing, seed: int) -> Sample:
         layouts.get("preactivation"),
         activation=Activation.RELU if fused else Activation.NONE,
         product=k > 0,
+        precision=precision,
     )
-    refusal = family_of(instance).refuses(instance, problem)
-    assert refusal is None, f"{instance} refuses {problem}: {refusal}"
-    return Sample(_plan(instance, problem, dealing, rng), dealing, operands, alpha, beta)
+    return SampleProduct(problem, operands, alpha, beta)
 
 
 def _sizes(rng: np.random.Generator, instance: Instance, dealing: Dealing) -> tuple[int, int, int, int]:

@@ -1,5 +1,7 @@
 """Every kernel instance of the library, dealt in every way, under the tools of NVIDIA's compute-sanitizer.
 
+Kernels for groups and for fp16x3, which are in no family, run as the library runs them (`whole_samples`).
+
 `prepare_products` compiles into a folder and lists the launches, `run_products` is what runs under a tool,
 and `sweep` runs all tools over chunks of the list, side by side.
 """
@@ -23,22 +25,28 @@ from tilewave.kernels.arguments import Pointers, pack_arguments
 from tilewave.kernels.instances import Instance
 from tilewave.lab.product_samples import Dealing, Sample, dealings, make_sample
 from tilewave.lab.sanitizers import COMMON_OPTIONS, TOOL_OPTIONS, TOOLS, Sanitizer, ToolRun
+from tilewave.lab.whole_samples import launch_whole, make_whole
 
 LIST = "products.json"
 
 
 @dataclass(frozen=True)
 class Launch:
-    """An instance dealt in one way; ``fault`` names the planted fault that its cubin has, if any."""
+    """An instance dealt in one way; ``fault`` names the planted fault that its cubin has, if any.
+
+    With ``whole`` it is the sample of `whole_samples` of the name ``instance``, whose kernels the library
+    loads; ``cubin`` and ``symbol`` are empty then.
+    """
 
     instance: str
     dealing: Dealing
     cubin: str
     symbol: str
     fault: str | None = None
+    whole: bool = False
 
     def __str__(self) -> str:
-        return f"{self.instance} {self.dealing}"
+        return self.instance if self.whole else f"{self.instance} {self.dealing}"
 
 
 @dataclass(frozen=True)
@@ -75,9 +83,16 @@ class Launches:
 
 
 def prepare_products(
-    folder: Path, arch: str, seed: int, instances: Sequence[Instance], jobs: int | None = None
+    folder: Path,
+    arch: str,
+    seed: int,
+    instances: Sequence[Instance],
+    jobs: int | None = None,
+    wholes: Sequence[str] = (),
 ) -> Launches:
-    """Compile instances and faults into ``folder`` and list the launches, instance by instance."""
+    """Compile instances and faults into ``folder``; list the launches, ``wholes`` before instances."""
+    from tilewave.kernels import fp16x3
+    from tilewave.kernels.families import grouped
     from tilewave.kernels.ship import compile_all
     from tilewave.lab.product_faults import FAULTS
     from tilewave.lab.workers import Budget, run_tasks
@@ -94,6 +109,13 @@ def prepare_products(
         fault = name if name.startswith("fault") else None
         launches.extend(Launch(instance.name, way, str(path), symbol, fault) for way in ways)
 
+    if wholes:
+        of_groups = (*grouped.instances(), *grouped.TABLE_WRITERS)
+        of_mode = fp16x3.every_fp16x3_instance() if any(one.startswith("fp16x3") for one in wholes) else ()
+        for kernels, target in ((of_groups, arch), (of_mode, fp16x3.ARCHITECTURE)):
+            for _, _, program in compile_all(kernels, [target], jobs):
+                digest.update(program.cubin)
+        launches.extend(Launch(name, Dealing.DATA_PARALLEL, "", "", whole=True) for name in wholes)
     for instance, _, program in compile_all(instances, [arch], jobs):
         compilers.add(program.compiler)
         symbol = program.kernels[instance.entry].symbol
@@ -138,6 +160,12 @@ def run_products(folder: Path, indices: Iterable[int], results: Path, *, poison:
     with results.open("a", encoding="utf-8") as lines:
         for index in indices:
             launch = listed.launches[index]
+            if launch.whole:
+                whole = make_whole(launch.instance, listed.seed)
+                error = launch_whole(device, stream, whole, poison=poison)
+                lines.write(json.dumps({"index": index, "error_in_bounds": error}) + "\n")
+                lines.flush()
+                continue
             sample = make_sample(instances[launch.instance], launch.dealing, listed.seed)
             if launch.cubin not in modules:
                 modules = {launch.cubin: Module(device, Path(launch.cubin).read_bytes())}

@@ -50,6 +50,22 @@ def run_group(
     return plans
 
 
+def launch_group(
+    plan: GroupPlan,
+    operands: Sequence[Operands],
+    *,
+    device: int,
+    stream: int,
+    tickets: int,
+    memory: int,
+) -> None:
+    """Submit a group's plan with memory of the caller's: tickets, which are 0, and `untouched_bytes` more."""
+    state = gpu_state(device)
+    with state.context():
+        kernels = {one.name: state.kernel(one, stream) for one in _kernels_of(plan)}
+        _submit(plan, operands, kernels, tickets, memory, stream)
+
+
 def prepare_group(plan: GroupPlan, *, device: int, branches: int = 1) -> None:
     """Load a group's kernels and set workspace aside, so that it can be launched inside a capture.
 
@@ -62,7 +78,7 @@ def prepare_group(plan: GroupPlan, *, device: int, branches: int = 1) -> None:
         for instance in _kernels_of(plan):
             state.kernel(instance, 0)
         if plan.workspace_bytes:
-            group_pool(state).reserve(plan.ticket_bytes, _untouched_bytes(plan), branches)
+            group_pool(state).reserve(plan.ticket_bytes, untouched_bytes(plan), branches)
 
 
 def _workspace(
@@ -70,7 +86,7 @@ def _workspace(
 ) -> tuple[int, int]:
     """Addresses of tickets, all 0, and of partial sums, for launches that follow one another."""
     ticket_bytes = max((plan.ticket_bytes for plan in plans), default=0)
-    untouched = max((_untouched_bytes(plan) for plan in plans), default=0)
+    untouched = max((untouched_bytes(plan) for plan in plans), default=0)
     if ticket_bytes + untouched == 0:
         return 0, 0
     if given is None:
@@ -113,7 +129,7 @@ def _kernels_of(plan: GroupPlan) -> tuple[Instance, ...]:
     return (plan.instance, table_writer(plan.table.nbytes)) if plan.table_launches else (plan.instance,)
 
 
-def _untouched_bytes(plan: GroupPlan) -> int:
+def untouched_bytes(plan: GroupPlan) -> int:
     """Workspace that need not be 0 beforehand: partial sums, and the table behind them."""
     return plan.partial_bytes + plan.table_workspace_bytes
 

@@ -210,10 +210,19 @@ class _Weighed:
 
 
 class GroupPlanner:
-    """Plans groups for one GPU; keeps the plans that it made. Threads may share it."""
+    """Plans groups for one GPU; keeps the plans that it made. Threads may share it.
 
-    def __init__(self, spec: DeviceSpec, costs: GemmCosts | None = None) -> None:
+    ``instances`` are the tiles to choose from, all of them by default.
+    """
+
+    def __init__(
+        self,
+        spec: DeviceSpec,
+        costs: GemmCosts | None = None,
+        instances: Sequence[Instance] | None = None,
+    ) -> None:
         self.spec = spec
+        self._instances = instances
         self.costs = costs_for(spec.name) if costs is None else costs
         self._models: dict[tuple[str, int], InstanceModel] = {}
         self._plans: OrderedDict[Any, tuple[tuple[GemmProblem, ...], GroupPlan]] = OrderedDict()
@@ -255,7 +264,8 @@ class GroupPlanner:
         for_table = _table_workspace(table_bytes(group.problems, len(problems)))
         options = replace(options, workspace_limit=max(0, options.workspace_limit - for_table))
         some = group.some()
-        best, considered = self._best_of(grouped.instances(), some, rates, options)
+        tiles = grouped.instances() if self._instances is None else self._instances
+        best, considered = self._best_of(tiles, some, rates, options)
         if some is not group:  # the tile was chosen by some of them; its cuts are by all
             best = self._best_of([best.instance], group, rates, options)[0]
         weighers, pieces, which = best.weighers, best.pieces, group.which
