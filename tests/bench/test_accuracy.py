@@ -121,6 +121,27 @@ def test_a_budget_ends_the_run() -> None:
     assert "5 of 10 points did not fit into the budget" in out
 
 
+def test_a_contender_that_fails_costs_no_other_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Points are in the file as they come; who fails is told of, and the exit code says so."""
+    path, kept = tmp_path / "run.json", []
+    real = contenders.models()
+
+    def spoilt(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        kept.append(len(load_accuracy(path).points))
+        if a.shape[1] > 16:
+            raise RuntimeError("an illegal address")
+        return real["tf32"].multiply(a, b)
+
+    found = {"ieee": real["ieee"], "bad": contenders.Contender("bad", "tf32", spoilt)}
+    monkeypatch.setattr(contenders, "models", lambda: found)
+    code, out, err = run("--data", "normal", "--k", "16,64,256", "--size", 8, "--json", path)
+    assert code == 1
+    assert "an illegal address" in out
+    assert "bad failed and was left out from there on: normal, K = 64: RuntimeError" in " ".join(err.split())
+    assert [point.contender for point in load_accuracy(path).points] == ["ieee", "bad", "ieee", "ieee"]
+    assert kept == [1, 3]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

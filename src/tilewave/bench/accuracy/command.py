@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from tilewave.bench.accuracy.records import AccuracyRun, Point, load_accuracy
-from tilewave.errors import UsageError
+from tilewave.errors import MeasurementError, UsageError
 
 DATA = "normal,uniform"
 LENGTHS = "16,64,256,1024,4096,16384"
@@ -34,6 +35,7 @@ def accuracy_command(
 ) -> None:
     """Measure errors on standard data or on the arrays in ``files``, or show a run that was made."""
     console = Console(highlight=False)
+    failures: list[str] = []
     if saved is not None:
         if files or data is not None or lengths is not None or contenders is not None:
             raise UsageError(
@@ -41,7 +43,7 @@ def accuracy_command(
             )
         run = load_accuracy(saved)
     else:
-        run = _measured(files, data, lengths, size, contenders, seed, budget, path)
+        run, failures = _measured(files, data, lengths, size, contenders, seed, budget, path)
     if markdown:
         console.out(markdown_of(run))
     else:
@@ -53,6 +55,8 @@ def accuracy_command(
         console.print(f"The picture is in {picture}.", markup=False)
     if path is not None and saved is None:
         console.print(f"The results are in {path}.", markup=False)
+    if failures:
+        raise MeasurementError("; ".join(failures))
 
 
 def _measured(
@@ -64,7 +68,8 @@ def _measured(
     seed: int | None,
     budget: float | None,
     path: Path | None,
-) -> AccuracyRun:
+) -> tuple[AccuracyRun, list[str]]:
+    """The run, and in words which contenders failed."""
     if size < 1:
         raise UsageError(f"size {size}: 1 or more is accepted")
     if seed is not None and seed < 0:
@@ -88,6 +93,7 @@ def _measured(
     )
     from tilewave.bench.environment import Environment
     from tilewave.precision.data_sets import DATA_SETS
+    from tilewave.runtime.driver import Device
 
     sources: dict[str, Source] = {}
     m = n = size
@@ -114,22 +120,28 @@ def _measured(
             if word not in known:
                 raise UsageError(f"there is no contender {word!r} here; accepted are {', '.join(known)}")
         known = {word: known[word] for word in words}
-    points = tuple(measure(sources, chosen_lengths, known, budget=budget))
-    wanted = len(set(chosen_lengths)) * len(sources) * len(known)
-    if len(points) < wanted:
-        notes.append(f"{wanted - len(points)} of {wanted} points did not fit into the budget")
     run = AccuracyRun(
         m,
         n,
         seed,
         {key: contender.name for key, contender in known.items()},
-        Environment.capture().to_json(),
+        Environment.capture(device=Device() if any(key in gpu for key in known) else None).to_json(),
         tuple(notes),
-        points,
     )
+    failed: dict[str, str] = {}
+    for point in measure(sources, chosen_lengths, known, budget=budget, failures=failed):
+        run = replace(run, points=(*run.points, point))
+        if path is not None:  # a run that is cut off has left what there was
+            run.write(path)
+    failures = [f"{key} failed and was left out from there on: {why}" for key, why in failed.items()]
+    notes += failures
+    wanted = len(set(chosen_lengths)) * len(sources) * len(known)
+    if len(run.points) < wanted and not failures:
+        notes.append(f"{wanted - len(run.points)} of {wanted} points did not fit into the budget")
+    run = replace(run, notes=tuple(notes))
     if path is not None:
         run.write(path)
-    return run
+    return run, failures
 
 
 def _lengths(text: str) -> list[int]:

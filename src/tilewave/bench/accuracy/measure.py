@@ -91,8 +91,12 @@ def measure(
     contenders: Mapping[str, Contender],
     *,
     budget: float | None = None,
+    failures: dict[str, str] | None = None,
 ) -> Iterator[Point]:
-    """Points in the order of K, data set and contender, ending before ``budget`` seconds are spent."""
+    """Points in the order of K, data set and contender, ending before ``budget`` seconds are spent.
+
+    With ``failures`` a contender that fails is left out from there on, and that says why; else it is raised.
+    """
     begun = time.monotonic()
     for k in sorted(set(lengths)):
         for data, source in sources.items():
@@ -102,7 +106,16 @@ def measure(
                 spent = time.monotonic() - begun
                 if budget is not None and spent + work * contender.nanoseconds * 1e-9 > budget:
                     return
-                yield point_of(data, key, contender, a, b)
+                if failures is not None and key in failures:
+                    continue
+                try:
+                    point = point_of(data, key, contender, a, b)
+                except Exception as error:  # a kernel, or a library of its own
+                    if failures is None:
+                        raise
+                    failures[key] = f"{data}, K = {k}: {type(error).__name__}: {error}"
+                    continue
+                yield point
 
 
 def point_of(data: str, key: str, contender: Contender, a: Float32, b: Float32) -> Point:
