@@ -405,6 +405,30 @@ def test_workspace_is_that_of_the_stream(warm_gpu: Gpu) -> None:
     assert taken[0] == taken[2] != taken[1]
 
 
+def test_a_thread_without_a_context_gets_its_workspace_the_long_way(
+    warm_gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream cannot be asked there; where there is one GPU, nobody looks which context is current."""
+    a, b = Tensor(np.zeros((4, 4000), F)), Tensor(np.zeros((4000, 4), F))
+    call = lambda: tilewave.gemm(a, b, schedule="split_k:4")  # noqa: E731
+    call()
+    (library,) = {id(each): each for each in warm._libraries.values() if each is not None}.values()
+    (launch,) = library.launches.values()
+    launch.alone = True
+    driver = warm_gpu.driver
+
+    def ask(stream: int) -> tuple[Result, int]:
+        return Result.CUDA_SUCCESS if driver.current else Result.CUDA_ERROR_INVALID_CONTEXT, 0
+
+    monkeypatch.setattr(driver, "cuStreamIsCapturing", ask, raising=False)
+    driver.current = 0
+    before = len(driver.launches)
+    assert not warm_gpu.is_short(call)
+    assert len(driver.launches) == before + 1
+    driver.current = 700
+    assert warm_gpu.is_short(call)
+
+
 def test_no_other_thread_takes_workspace_before_it_is_used(
     warm_gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:

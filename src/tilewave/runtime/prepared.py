@@ -8,6 +8,7 @@ from typing import Any
 from tilewave.arrays import ArrayView
 from tilewave.call import GemmCall, same_steps
 from tilewave.device.driver import bindings
+from tilewave.errors import DeviceError
 from tilewave.kernels.arguments import GEMM_ARGS_BYTES, POINTER_OFFSETS, Pointers, pack_arguments
 from tilewave.on_device import executor, normalised_problem
 from tilewave.planner.gemm import GemmPlan, PlanOptions, plan_gemm
@@ -133,9 +134,13 @@ class PreparedGemm:
             accepted = self._launch(*self._before, stream, parameters, 0)[0] is self._success
         else:
             with self._pool.submitting:
-                arena = self._pool.take(stream, *self._workspace)
-                words[_TICKETS], words[_PARTIALS] = arena.address, arena.partials
-                accepted = self._launch(*self._before, stream, parameters, 0)[0] is self._success
+                try:
+                    arena = self._pool.take(stream, *self._workspace)
+                except DeviceError:  # of a thread without a context, say, which the long way provides
+                    accepted = False
+                else:
+                    words[_TICKETS], words[_PARTIALS] = arena.address, arena.partials
+                    accepted = self._launch(*self._before, stream, parameters, 0)[0] is self._success
         self._spare.append(spare)
         return accepted
 
