@@ -16,8 +16,7 @@
 #pragma once
 
 #include "copy.cuh"
-#include "combining.cuh"
-#include "tile_task.cuh"
+#include "register_sums.cuh"
 
 namespace tilewave {
 
@@ -32,27 +31,6 @@ constexpr __host__ __device__ int large_stage_bytes(int slice_bytes) {
 __device__ __forceinline__ const char* step_by(const char* pointer, Index bytes) {
     asm("add.s64 %0, %0, %1;" : "+l"(pointer) : "l"(bytes));
     return pointer;
-}
-
-// Where a thread's outputs begin in its tile. Lanes are placed so that each shares A's address with lane ^ 2 and B's
-// with lane ^ 1: then half a warp's loads of 16 bytes are served at once.
-struct LargePlace {
-    int row, column;  // of the first of the groups of four rows, and of four columns
-
-    __device__ __forceinline__ explicit LargePlace(int warps_n) {
-        const int tid = thread_index(), lane = tid % 32, warp = tid / 32;
-        row = warp / warps_n * 64 + ((lane & 1) | (lane >> 2 & 2)) * 4;
-        column = warp % warps_n * 64 + ((lane >> 1 & 3) | (lane >> 2 & 4)) * 4;
-    }
-};
-
-// Where a tile of SIZE rows or columns begins once it is moved inside the extent. Computed anew at every call, like
-// thread_index().
-template <int SIZE>
-__device__ __forceinline__ Index inside(Index begin, Index extent) {
-    Index size;
-    asm volatile("mov.s64 %0, %1;" : "=l"(size) : "n"(SIZE));
-    return smaller(begin, extent - size);
 }
 
 // One operand's part of a slice, which lies as [BK][PITCH] in shared memory: X rows of A or columns of B.
@@ -142,6 +120,54 @@ struct LargeOperand {
     }
 };
 
+// Both operands of a tile on their way through the two stages, and where a thread reads them. Dynamic shared memory,
+// all that there is, begins at address 0, or at 1024 where the system keeps the first kilobyte. The task lies behind
+// the stages.
+template <typename Sums, typename A, typename B>
+struct LargeSlices {
+    static constexpr int STAGE_BYTES = large_stage_bytes(A::BYTES + B::BYTES);
+    static_assert(Sums::PART_BYTES <= 2 * STAGE_BYTES, "what finish_tile() puts there fits into the stages");
+
+    A a;
+    B b;
+    unsigned a_read, b_read;
+
+    // At the begin of the task's walk, whose first slice goes to the stage at this address.
+    __device__ __forceinline__ LargeSlices(const GemmArgs& args, const Task& task, unsigned stage) {
+        a.place(stage);
+        b.place(stage + A::BYTES);
+        seek(args, task, task.work.k_begin);
+        const Sums own;
+        a_read = stage + 4 * own.row;
+        b_read = stage + A::BYTES + 4 * own.column;
+    }
+
+    // Points to the slice at depth k.
+    __device__ __forceinline__ void seek(const GemmArgs& args, const Task& task, Index k) {
+        const Item item = item_of(args, task.place.batch);
+        a.seek(item.a, inside<Sums::BM>(task.place.row * Sums::BM, args.m), k, args.a.row, args.a.column);
+        b.seek(item.b, inside<Sums::BN>(task.place.column * Sums::BN, args.n), k, args.b.column, args.b.row);
+    }
+
+    // Starts bringing the first `depth` depths of a slice.
+    __device__ __forceinline__ void load_checked(int depth) {
+        a.template load<true>(depth);
+        b.template load<true>(depth);
+    }
+
+    // Behind the first slice: the next one goes to the other stage than that which is read.
+    __device__ __forceinline__ void aim_at_other_stage() {
+        a.target ^= STAGE_BYTES;
+        b.target ^= STAGE_BYTES;
+    }
+
+    __device__ __forceinline__ void other_stage() {
+        asm volatile("xor.b32 %0, %0, %4; xor.b32 %1, %1, %4; xor.b32 %2, %2, %4; xor.b32 %3, %3, %4;"
+                     : "+r"(a_read), "+r"(b_read), "+r"(a.target), "+r"(b.target)
+                     : "n"(STAGE_BYTES));
+    }
+};
+
 __device__ __forceinline__ void load_fragment(float* values, unsigned address) {
     asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
                  : "=f"(values[0]), "=f"(values[1]), "=f"(values[2]), "=f"(values[3])
@@ -151,51 +177,34 @@ __device__ __forceinline__ void load_fragment(float* values, unsigned address) {
 // WARPS_M x WARPS_N warps of 64 x 64 outputs.
 template <int WARPS_M, int WARPS_N, int MIN_BLOCKS, bool A_ALONG_K, int A_WIDTH, bool B_ALONG_K, int B_WIDTH>
 __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32, MIN_BLOCKS) large_tile(const __grid_constant__ GemmArgs args) {
-    constexpr int WARP = 64, TM = 16, TN = 8, BK = 8;
-    constexpr int BM = WARPS_M * WARP, BN = WARPS_N * WARP, THREADS = WARPS_M * WARPS_N * 32;
+    constexpr int TM = 16, TN = 8, BK = 8;
+    using Sums = RegisterSums<TM, TN, 4, WARPS_M, WARPS_N>;
+    constexpr int BM = Sums::BM, BN = Sums::BN, THREADS = Sums::THREADS;
     using A = LargeOperand<BM, BK, THREADS, A_ALONG_K, A_WIDTH>;
     using B = LargeOperand<BN, BK, THREADS, B_ALONG_K, B_WIDTH>;
     constexpr bool COPIES = !A::BY_REGISTERS || !B::BY_REGISTERS;  // whether any are asynchronous
-    // Dynamic shared memory, all that there is, begins at address 0, or at 1024 where the system keeps the first
-    // kilobyte. The task lies behind the stages.
-    constexpr int STAGE_BYTES = large_stage_bytes(A::BYTES + B::BYTES);
+    using Slices = LargeSlices<Sums, A, B>;
     extern __shared__ float4 shared_vectors[];
     float* const shared = reinterpret_cast<float*>(shared_vectors);
-    Task* const task = reinterpret_cast<Task*>(shared + 2 * STAGE_BYTES / 4);
+    Task* const task = reinterpret_cast<Task*>(shared + 2 * Slices::STAGE_BYTES / 4);
     const unsigned stage = shared_address(shared);
 
 #pragma unroll 1
     for (bool first = true; next_task(args, task, first); first = false) {
-        A a;
-        B b;
         Index left = task->work.k_end - task->work.k_begin;  // depth that is not multiplied yet
-        a.place(stage);
-        b.place(stage + A::BYTES);
-        const auto seek = [&](Index k) {
-            const Item item = item_of(args, task->place.batch);
-            a.seek(item.a, inside<BM>(task->place.row * BM, args.m), k, args.a.row, args.a.column);
-            b.seek(item.b, inside<BN>(task->place.column * BN, args.n), k, args.b.column, args.b.row);
-        };
-        seek(task->work.k_begin);
-        unsigned a_read, b_read;
-        {
-            const LargePlace own(WARPS_N);
-            a_read = stage + 4 * own.row;
-            b_read = stage + A::BYTES + 4 * own.column;
-        }
+        Slices slices(args, *task, stage);
+        A& a = slices.a;
+        B& b = slices.b;
 
         float sum[TM][TN];
-#pragma unroll
-        for (int i = 0; i < TM; ++i)
-#pragma unroll
-            for (int j = 0; j < TN; ++j) sum[i][j] = 0.0f;
+        set_all(sum, 0.0f);
 
         float a_values[2][TM], b_values[2][TN];
         const auto read = [&](int k, int to) {
 #pragma unroll
-            for (int i = 0; i < TM; i += 4) load_fragment(&a_values[to][i], a_read + 4 * (k * A::PITCH + i * 4));
+            for (int i = 0; i < TM; i += 4) load_fragment(&a_values[to][i], slices.a_read + 4 * (k * A::PITCH + i * 4));
 #pragma unroll
-            for (int j = 0; j < TN; j += 4) load_fragment(&b_values[to][j], b_read + 4 * (k * B::PITCH + j * 8));
+            for (int j = 0; j < TN; j += 4) load_fragment(&b_values[to][j], slices.b_read + 4 * (k * B::PITCH + j * 8));
         };
         const auto multiply = [&](int from) {
 #pragma unroll
@@ -205,11 +214,6 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32, MIN_BLOCKS) large_tile(
                     const int at = i % 2 ? TN - 1 - j : j;  // back and forth: neighbours share an operand
                     sum[i][at] = __fmaf_rn(a_values[from][i], b_values[from][at], sum[i][at]);
                 }
-        };
-        const auto other_stage = [&] {
-            asm volatile("xor.b32 %0, %0, %4; xor.b32 %1, %1, %4; xor.b32 %2, %2, %4; xor.b32 %3, %3, %4;"
-                         : "+r"(a_read), "+r"(b_read), "+r"(a.target), "+r"(b.target)
-                         : "n"(STAGE_BYTES));
         };
         const auto arrive = [&] {
             a.store();
@@ -222,12 +226,10 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32, MIN_BLOCKS) large_tile(
         };
 
         // The first slice, which may be the only one and ragged.
-        a.template load<true>(static_cast<int>(smaller(BK, left)));
-        b.template load<true>(static_cast<int>(smaller(BK, left)));
+        slices.load_checked(static_cast<int>(smaller(BK, left)));
         commit();
         arrive();
-        a.target ^= STAGE_BYTES;
-        b.target ^= STAGE_BYTES;
+        slices.aim_at_other_stage();
 
         // Steady: multiply a slice while the next, a whole one, is on its way.
         int steady = static_cast<int>(left / BK) - 1;
@@ -245,7 +247,7 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32, MIN_BLOCKS) large_tile(
                 for (int k = 0; k < BK; ++k) {
                     if (k == BK - 1) {
                         arrive();
-                        other_stage();
+                        slices.other_stage();
                         read(0, 0);
                     } else {
                         read(k + 1, (k + 1) % 2);
@@ -261,12 +263,11 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32, MIN_BLOCKS) large_tile(
             const int depth = static_cast<int>(smaller(BK, left));
             left -= depth;
             if (left > 0) {
-                seek(task->work.k_end - left);
-                a.template load<true>(static_cast<int>(left));
-                b.template load<true>(static_cast<int>(left));
+                slices.seek(args, *task, task->work.k_end - left);
+                slices.load_checked(static_cast<int>(left));
                 commit();
             }
-            unsigned a_at = a_read, b_at = b_read;
+            unsigned a_at = slices.a_read, b_at = slices.b_read;
 #pragma unroll 1
             for (int k = 0; k < depth; ++k) {
 #pragma unroll
@@ -279,85 +280,11 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32, MIN_BLOCKS) large_tile(
             }
             if (left > 0) {
                 arrive();
-                other_stage();
+                slices.other_stage();
             }
         }
 
-        bool finishes = true;
-        if (task->work.slot >= 0) {
-            constexpr int TILE = BM * BN;
-            float* const slots = args.partials + 4 * thread_index();
-            const auto publish = [&](Index slot) {
-#pragma unroll
-                for (int i = 0; i < TM; ++i)
-#pragma unroll
-                    for (int j = 0; j < TN; j += 4)
-                        store_vector(slots + slot * TILE + (i * TN + j) * THREADS, sum[i][j], sum[i][j + 1],
-                                     sum[i][j + 2], sum[i][j + 3]);
-            };
-            const auto add = [&](Pieces pieces, int kept) {
-                if (kept < 0) {
-#pragma unroll
-                    for (int i = 0; i < TM; ++i)
-#pragma unroll
-                        for (int j = 0; j < TN; ++j) sum[i][j] = -0.0f;  // added to anything it changes nothing
-                }
-#pragma unroll 1
-                for (int piece = pieces.begin; piece < pieces.end; piece += pieces.step) {
-                    if (piece == kept) continue;
-                    const float* const source = slots + slot_of(args.cut, task->work, piece) * TILE;
-#pragma unroll
-                    for (int i = 0; i < TM; ++i)
-#pragma unroll
-                        for (int j = 0; j < TN; j += 4) {
-                            const float4 v = load_partial(source + (i * TN + j) * THREADS);
-                            sum[i][j] += v.x;
-                            sum[i][j + 1] += v.y;
-                            sum[i][j + 2] += v.z;
-                            sum[i][j + 3] += v.w;
-                        }
-                }
-            };
-            finishes = add_pieces<16, true>(args, task->work, &task->last, publish, add);
-        }
-
-        const LargePlace own(WARPS_N);
-        const Item item = item_of(args, task->place.batch);
-        const Window window = {task->place.row * BM, args.m, task->place.column * BN, args.n};
-        const Index row0 = inside<BM>(window.row, args.m), column0 = inside<BN>(window.column, args.n);
-        if (!finishes) {
-        } else if (stores_vectors(args, window, column0, BN)) {
-            float* const out = item.out + (row0 + own.row) * args.out.row + column0 + own.column;
-#pragma unroll
-            for (int i = 0; i < TM; ++i) {
-                const int in_tile = i / 4 * 16 + i % 4;
-                if (row0 + own.row + in_tile < window.row) continue;
-#pragma unroll
-                for (int j = 0; j < TN; j += 4)
-                    if (column0 + own.column + j * 8 >= window.column)
-                        store_vector(out + in_tile * args.out.row + j * 8, args.alpha * sum[i][j],
-                                     args.alpha * sum[i][j + 1], args.alpha * sum[i][j + 2],
-                                     args.alpha * sum[i][j + 3]);
-            }
-        } else {
-            // Every fourth group of four rows at a time goes through shared memory.
-#pragma unroll 1
-            for (int part = 0; part < TM / 4; ++part) {
-                __syncthreads();
-#pragma unroll
-                for (int i = 0; i < TM; ++i) {
-                    if (i / 4 != part) continue;
-                    float* const line = shared + (own.row / WARP * 16 + own.row % WARP + i % 4) * BN + own.column;
-#pragma unroll
-                    for (int j = 0; j < TN; j += 4)
-                        *reinterpret_cast<float4*>(line + j * 8) =
-                            make_float4(sum[i][j], sum[i][j + 1], sum[i][j + 2], sum[i][j + 3]);
-                }
-                __syncthreads();
-                store_sums<BN, THREADS>(args, item, window, column0, shared,
-                                        SumRows<WARPS_M * 16, 16, WARP>{row0 + part * 16});
-            }
-        }
+        finish_tile<Sums>(args, *task, shared, sum);
         __syncthreads();  // before the next tile's first slice takes the place of what is read here
     }
 }
