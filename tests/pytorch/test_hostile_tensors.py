@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tilewave
 import tilewave.torch
-from tilewave.errors import OperandTypeError, TilewaveError
+from tilewave.errors import OperandTypeError, TilewaveError, UsageError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(quantize|CSR tensor|nested tensors):UserWarning")
 
@@ -71,6 +71,37 @@ def test_check_names_the_cast() -> None:
     good = torch.randn(3, 3)
     with pytest.raises(OperandTypeError, match=r"c is bfloat16 of shape .*c\.float\(\)"):
         tilewave.check(good, good, (good @ good).bfloat16())
+
+
+@pytest.mark.parametrize("kind", [kind for kind in UNUSABLE if kind != "fake"])
+def test_linear_says_whose_operand_it_is(kind: str) -> None:
+    tensor, good, layer = UNUSABLE[kind](), torch.randn(3, 3), tilewave.torch.Linear(3, 3)
+    for call, name in (
+        (lambda: layer(tensor), "a"),
+        (lambda: tilewave.torch.functional.linear(good, tensor), "b"),
+        (lambda: tilewave.torch.functional.linear(good, good, tensor), "bias"),
+    ):
+        with pytest.raises(
+            TilewaveError, match=rf"^linear \(input is a, weight b\): (operands lie apart: .*)?{name} "
+        ):
+            call()
+    for weight in ([[1.0] * 3], [1.0] * 3, None, "weight"):
+        with pytest.raises(OperandTypeError, match=r"^linear .*: b is "):
+            tilewave.torch.functional.linear(good, weight)
+
+
+def test_an_inference_tensor_is_refused_as_out_before_it_is_written() -> None:
+    a = torch.randn(3, 3)
+    with torch.inference_mode():
+        out = torch.full((3, 3), float("nan"))
+    with pytest.raises(
+        UsageError, match=r"^out of shape \(3, 3\) and strides \(3, 1\) was made in inference"
+    ):
+        tilewave.matmul(a, a, out=out)
+    assert out.isnan().all()
+    with torch.inference_mode():
+        assert tilewave.matmul(a, a, out=out) is out
+    assert torch.equal(out, a @ a)
 
 
 def test_override_leaves_nested_tensors_to_pytorch() -> None:

@@ -14,7 +14,7 @@ import torch
 from tilewave.arrays import refuse_dtype, refuse_layout, refuse_negated
 from tilewave.call import activation_of, check_precision
 from tilewave.errors import UsageError
-from tilewave.messages import shown
+from tilewave.messages import shape_and_strides, shown
 from tilewave.planner.gemm.options import MOST_COUNTED, PlanOptions
 from tilewave.problem import Activation
 from tilewave.semantics import check_bias_axis
@@ -144,6 +144,11 @@ def gemm(
         return compute_it(a, b, c, bias, recipe, return_preactivation)
     if wants_gradient(a, b, c, bias, out):
         raise UsageError(gradients.OUT_AND_GRADIENTS)
+    if plain and out.is_inference() and not torch.is_inference_mode_enabled():  # PyTorch refuses once written
+        raise UsageError(
+            f"out{shape_and_strides(out)} was made in inference mode, outside of which it may not be "
+            "written; accepted is a clone of it, or a call in torch.inference_mode()"
+        )
     if return_preactivation:
         raise UsageError("out is given with return_preactivation; accepted for such tensors is one of both")
     if plain:

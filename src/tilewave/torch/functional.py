@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilewave.api import gemm
+from tilewave.errors import TilewaveError
 from tilewave.problem import Activation, Precision
 
 
@@ -24,8 +25,12 @@ def linear(
 
     Raises as `tilewave.gemm` does.
     """
-    if weight.ndim == 1:
-        # One output without an axis of its own: bias is a number, which broadcasts like a C.
-        beta = 0.0 if bias is None else 1.0
-        return gemm(input, weight, bias, beta=beta, activation=activation, precision=precision)
-    return gemm(input, weight, bias=bias, transpose_b=True, activation=activation, precision=precision)
+    try:
+        if getattr(weight, "ndim", 2) == 1:
+            # One output without an axis of its own: bias is a number, which broadcasts like a C.
+            beta = 0.0 if bias is None else 1.0
+            return gemm(input, weight, bias, beta=beta, activation=activation, precision=precision)
+        return gemm(input, weight, bias=bias, transpose_b=True, activation=activation, precision=precision)
+    except TilewaveError as error:
+        error.args = (f"linear (input is a, weight b): {error}", *error.args[1:])
+        raise
