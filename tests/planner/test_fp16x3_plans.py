@@ -134,6 +134,13 @@ def test_tiles_that_come_in_no_pairs_run_alone() -> None:
     assert plan(4096, 4096, 4096, max_sms=1).instance is fp16x3.LARGE
 
 
+def test_a_plan_says_what_max_sms_does_not_bound() -> None:
+    found = plan(4096, 4096, 4096, max_sms=12)
+    assert found.blocks == 12
+    assert "packed before by as many blocks as that takes" in found.notes[-1]
+    assert not any("as many blocks" in note for note in plan(4096, 4096, 4096).notes)
+
+
 def test_the_workspace_holds_both_operands_packed_and_no_more_than_that_much_again() -> None:
     found = plan(4096, 2048, 1000)
     packed = 4 * 1024 * (4096 + 2048)

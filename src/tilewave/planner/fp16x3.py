@@ -101,6 +101,9 @@ def plan_fp16x3(problem: GemmProblem, spec: DeviceSpec, options: PlanOptions = _
                 f"'ieee' is predicted to be faster, {plain.estimate.total:.4g} us against "
                 f"{found.estimate.total:.4g} us"
             )
+        elif options.max_sms is not None:
+            packing = "operands that are not packed ahead are packed before by as many blocks as that takes"
+            return replace(found, notes=(*found.notes, f"max_sms {options.max_sms}: {packing}"))
         else:
             return found
     return replace(plain, notes=(*plain.notes, f"fp16x3 was asked for and ieee runs: {reason}"))
