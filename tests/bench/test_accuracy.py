@@ -189,9 +189,15 @@ def test_arrays_that_do_not_fit_are_named(tmp_path: Path) -> None:
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "notes.json"
-    for text in ('{"format": 1}', "[]", "{", json.dumps({"format": "tilewave accuracy 1"})):
+    for text, why in (
+        ('{"format": 1}', "its format is not 'tilewave accuracy 1'"),
+        ("{}", "its format is not 'tilewave accuracy 1'"),
+        ("[]", "its format is not 'tilewave accuracy 1'"),
+        ("{", "Expecting"),
+        (json.dumps({"format": "tilewave accuracy 1"}), "it lacks 'points'"),
+    ):
         path.write_text(text)
-        with pytest.raises(UsageError, match="is not a file of `tilewave accuracy --json`"):
+        with pytest.raises(UsageError, match=f"is not a file of `tilewave accuracy --json`: {why}"):
             load_accuracy(path)
 
 

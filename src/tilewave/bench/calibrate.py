@@ -112,8 +112,9 @@ def read(path: Path) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return {**found, "readings": list(found["readings"]), "problems": int(found["problems"])}
     except (ValueError, KeyError, TypeError) as error:
+        why = f"it is not JSON ({error})" if isinstance(error, ValueError) else "it holds no list of readings"
         raise UsageError(
-            f"{path} is not a file of readings that `tilewave calibrate` wrote: {error}"
+            f"{path} is not a file of readings that `tilewave calibrate` wrote: {why}"
         ) from error
 
 

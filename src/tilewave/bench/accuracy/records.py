@@ -70,9 +70,10 @@ def load_accuracy(path: Path) -> AccuracyRun:
         raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     try:
         content = json.loads(text)
-        if content.pop("format") != FORMAT:
-            raise ValueError("another format")
+        if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
+            raise ValueError(f"its format is not {FORMAT!r}")
         points = tuple(Point(**point) for point in content.pop("points"))
         return AccuracyRun(**content | {"notes": tuple(content["notes"])}, points=points)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UsageError(f"{path} is not a file of `tilewave accuracy --json` ({error})") from error
+        why = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise UsageError(f"{path} is not a file of `tilewave accuracy --json`: {why}") from error
