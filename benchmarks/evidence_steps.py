@@ -31,17 +31,17 @@ ROUNDS: tuple[tuple[tuple[str, float], ...], ...] = (
     ),
     (
         ("suite", 130),
-        ("fp16x3", 130),
-        ("product-power", 75),
+        ("fp16x3", 120),
+        ("product-power", 95),
         ("product-profile", 45),
-        ("fp16x3-bits", 25),
+        ("fp16x3-bits", 40),
         ("accuracy", 30),
-        ("new-loops", 50),
-        ("calibrate", 90),
+        ("new-loops", 45),
+        ("calibrate", 80),
     ),
     (
-        ("large-products", 130),
-        ("groups", 60),
+        ("large-products", 125),
+        ("groups", 55),
         ("product-sanitizers", 90),
         ("reemitted", 60),
     ),
@@ -121,7 +121,7 @@ def steps() -> list[Step]:
     return [
         Step("compile", ("benchmarks/compile_kernels.py", "--budget", "{seconds}"), 90),
         tests("instance-tests", ["instances"], 14, 90),
-        tests("other-tests", every_other_test(), 6, 240),
+        tests("other-tests", every_other_test(), 8, 240),
         tests("lone-tests", ALONE, 0, 200),
         tests("hopper-tests", HAND_WRITTEN, 8, 90),
         tilewave(

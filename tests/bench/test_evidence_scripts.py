@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import compile_kernels  # noqa: E402
+import fp16x3_bits  # noqa: E402
 import groups  # noqa: E402
 import large_products  # noqa: E402
 import large_products_page  # noqa: E402
@@ -84,3 +86,35 @@ def test_an_empty_cache_has_the_programs_alone(tmp_path: Path) -> None:
     assert not any(path.is_symlink() for path in empty.iterdir())  # which the cache does not follow
     (empty / "one.program").unlink()
     assert (cache / "one.program").read_text() == "one.program"
+
+
+def test_a_product_that_fails_costs_no_other_comparison(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """benchmarks/fp16x3_bits.py: every K is written when it is done; the exit code tells of failures."""
+    path = tmp_path / "bits.json"
+    seen: list[int] = []
+
+    def compare(name: str, kind: str, k: int, rng: Any) -> dict[str, Any]:
+        if path.exists():
+            seen.append(len(json.loads(path.read_text())["products"]))
+        if (name, k) == ("normal", 16):
+            raise RuntimeError("an illegal address")
+        same = {"kept": 4, "equal": 4, "apart_in_bounds": 0.0, "gpu_in_bounds": 0.5, "model_in_bounds": 0.5}
+        return {"data": name, "sums": kind, "k": k, **same}
+
+    monkeypatch.setattr(fp16x3_bits, "compare", compare)
+    monkeypatch.setattr(fp16x3_bits, "LENGTHS", (1, 16))
+    monkeypatch.setattr(fp16x3_bits, "Device", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["fp16x3_bits.py", "--out", str(path)])
+    assert fp16x3_bits.main() == 1
+    record = json.loads(path.read_text())
+    each = len(fp16x3_bits.DATA_SETS) * len(fp16x3_bits.KINDS)
+    assert len(record["products"]) == 2 * each - len(fp16x3_bits.KINDS)
+    assert all(name.startswith("normal") for name in record["failed"])
+    assert record["left_out"] == 0
+    assert set(seen) == {each}
+    assert "an illegal address" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["fp16x3_bits.py", "--out", str(path), "--budget", "0"])
+    fp16x3_bits.main()
+    assert json.loads(path.read_text())["left_out"] == 2 * each
