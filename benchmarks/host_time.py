@@ -10,7 +10,7 @@ after each process, and the budget holds them all. With ``--stand-in`` the drive
 which does nothing, tensors are of the CPU and pretend to be on a GPU, and the clock is the CPU's time for the
 process: what is left is the host work of Python, its allocation on a CPU, and nothing of the driver's, so the
 figures compare with one another and with nothing else. The long way is the same call with nothing kept.
-Prints a table and writes JSON; ``--render`` writes the stand-in's into docs/host-time.md.
+Prints a table and writes JSON; ``--render`` writes both records into docs/host-time.md.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ DRIVER = HERE.with_name("stand_in_driver.c")
 PAGE = HERE.parents[1] / "docs" / "host-time.md"
 RECORD = HERE.parent / "results" / "host_time_stand_in.json"
 BEGIN, END = "<!-- stand-in -->\n", "<!-- end of stand-in -->"
+GPU_RECORD = HERE.parent / "results" / "host_time_h200.json"
+GPU_BEGIN, GPU_END = "<!-- h200 -->\n", "<!-- end of h200 -->"
 
 Call = Callable[[], Any]
 
@@ -254,10 +256,18 @@ def table(record: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def rendered(page: str, record: dict[str, Any]) -> str:
-    """The page with the table between its marks made from a record."""
-    before, _, rest = page.partition(BEGIN)
-    return before + BEGIN + table(record) + END + rest.partition(END)[2]
+def rendered(page: str, record: dict[str, Any], on_gpu: dict[str, Any] | None = None) -> str:
+    """The page with the tables between their marks made from the records, the GPU's if there is one."""
+    measured = "Not measured yet.\n" if on_gpu is None else table(on_gpu)
+    for begin, end, text in ((BEGIN, END, table(record)), (GPU_BEGIN, GPU_END, measured)):
+        before, _, rest = page.partition(begin)
+        page = before + begin + text + end + rest.partition(end)[2]
+    return page
+
+
+def on_gpu() -> dict[str, Any] | None:
+    """The committed record of a GPU, if there is one."""
+    return json.loads(GPU_RECORD.read_text(encoding="utf-8")) if GPU_RECORD.exists() else None
 
 
 def main() -> None:
@@ -276,7 +286,7 @@ def main() -> None:
         print(json.dumps(child(options)))
         return
     if options.render:
-        PAGE.write_text(rendered(PAGE.read_text(), json.loads(RECORD.read_text())))
+        PAGE.write_text(rendered(PAGE.read_text(), json.loads(RECORD.read_text()), on_gpu()))
         return
     environment = dict(os.environ)
     record: dict[str, Any] = {

@@ -25,7 +25,10 @@ def test_the_table_is_the_committed_record() -> None:
     host_time = script()
     page = host_time.PAGE.read_text(encoding="utf-8")
     record = json.loads(host_time.RECORD.read_text(encoding="utf-8"))
-    assert host_time.rendered(page, record) == page
+    assert host_time.rendered(page, record, host_time.on_gpu()) == page
+    measured = host_time.rendered(page, record, {**record, "cpu": "the GPU's host"})
+    assert measured.count("On the GPU's host") == 1
+    assert host_time.rendered(measured, record, host_time.on_gpu()) == page
     assert f"{warm.MOST_LAUNCHES} launches" in page
     calls = record["libraries"]["torch"]["calls_us"]
     assert calls["matmul"] < 0.2 * calls["matmul, nothing kept"]
