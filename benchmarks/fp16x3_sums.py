@@ -30,11 +30,11 @@ KINDS = {
     "64": fp16x3.COARSE,
     "32": fp16x3.Sums(32),
     "16": fp16x3.Sums(16),
-    "32, runs of 256": fp16x3.Sums(32, 8),
-    "16, runs of 256": fp16x3.FINE,
+    "32, runs": fp16x3.Sums(32, 8),
+    "16, runs": fp16x3.FINE,
 }
 """What is added to float32 sums every so many of K; with runs, to a sum of a run first."""
-PIECES = (1, 2, 4, 8, 16, 32)
+PIECES = (1, 2, 4, 8, 16, 32, 64)
 
 
 def cut_chains(a: Float32, b: Float32, pieces: int) -> Float32:

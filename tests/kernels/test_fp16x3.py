@@ -224,6 +224,15 @@ def test_elements_that_are_split_inexactly_cost_nothing_where_none_is_recomputed
 
 
 @pytest.mark.long
+def test_runs_of_a_long_k_are_longer(rng: Generator) -> None:
+    k = int(rng.integers(4097, 4700))
+    assert model.FINE.run_of(k) == 2 * model.FINE.run_of(4096)
+    product = make_product(rng, int(rng.integers(1, 5)), int(rng.integers(1, 5)), k)
+    run(product, fp16x3.SMALL)
+    assert check(product, fp16x3.SMALL) == 0
+
+
+@pytest.mark.long
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("instance", fp16x3.MAIN_INSTANCES, ids=str)
 @pytest.mark.parametrize("case", range(4))

@@ -273,10 +273,16 @@ def test_runs_are_added_by_themselves() -> None:
         assert fp16x3.unscale(total, rows.shift, columns.shift)[0, 0] == value, sums
 
 
+def test_runs_are_longer_where_there_are_many() -> None:
+    runs = {1: 16, 256: 16, 4096: 16, 4097: 32, 16384: 32, 16385: 64, 65536: 64, (1 << 24) - 1: 1024}
+    assert {k: fp16x3.FINE.run_of(k) for k in runs} == runs
+    assert {fp16x3.COARSE.run_of(k) for k in runs} == {1}
+
+
 def test_the_bound_of_fine_sums_is_within_the_modes() -> None:
     for k in (1, 15, 16, 17, 64, 255, 256, 257, 4095, 4097, 1 << 20, (1 << 24) - 1):
         assert fp16x3_coefficient(k, fp16x3.FINE) < fp16x3_coefficient(k)
-    for k, additions in ((1, 2), (16, 2), (256, 17), (257, 18), (4096, 32)):
+    for k, additions in ((1, 2), (16, 2), (256, 17), (257, 18), (4096, 32), (4097, 41), (16384, 64)):
         expected = 44 * UNIT_ROUNDOFF + gamma(additions)
         assert fp16x3_coefficient(k, fp16x3.FINE) == expected
 

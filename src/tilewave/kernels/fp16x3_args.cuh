@@ -15,7 +15,7 @@ constexpr int BLOCK_K = 32;       // elements of K in a block of a packed row
 constexpr int BLOCK_BYTES = 128;  // of a packed row
 constexpr int INTERVAL = 64;      // of K, after which the tensor core's sum is added to a float32 sum
 constexpr int FINE_INTERVAL = 16;  // the same where sums are fine
-constexpr int FINE_RUN = 256;      // of K, after which what these were added to is itself added to a float32 sum
+constexpr int FINE_RUN = 256;      // of K, at least, after which what these were added to is itself added to a sum
 
 // A tensor map of the driver: 128 opaque bytes, aligned to 64.
 struct alignas(64) TensorMap {

@@ -7,8 +7,8 @@
 // float32 sums in registers, and one further set of 64 in which the tensor core sums the products of INTERVAL elements
 // of K: low * high, high * low, high * high, the first overwriting what was there. The tensor core truncates where it
 // accumulates, so that each such sum is added to the float32 sums with rounding to nearest (a *promotion*).
-// A FINE kernel promotes every FINE_INTERVAL elements, into sums of FINE_RUN elements that are then added to the others:
-// what it computes is closer to the exact product, and takes another 64 registers.
+// A FINE kernel promotes every FINE_INTERVAL elements, into sums of a run of FINE_RUN elements or more, which are then
+// added to the others: what it computes is closer to the exact product, and takes another 64 registers.
 #pragma once
 
 #define TILEWAVE_SEPARATE_BIAS  // the epilogue rounds after alpha * sum, whatever the compiler knows of the arguments
@@ -240,6 +240,13 @@ __device__ __forceinline__ void finish_rows(const GemmArgs& args, const Item& it
     }
 }
 
+// Blocks of K of a run, of `blocks` in all: there are about as many runs as promotions in each.
+__device__ __forceinline__ int blocks_of_run(int blocks) {
+    int run = FINE_RUN / BLOCK_K;
+    while (run * run * (BLOCK_K / FINE_INTERVAL) < blocks) run *= 2;
+    return run;
+}
+
 // Tells block `block` of the cluster that a multiplying warp is done with a stage.
 template <int CLUSTER>
 __device__ __forceinline__ void release(unsigned emptied, int block) {
@@ -329,7 +336,8 @@ __global__ void __launch_bounds__(MAIN_THREADS, 1)
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         const int multiplier = group - 1, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-        int stage = 0, parity = 0, tile_parity = 0;
+        int stage = 0, parity = 0, tile_parity = 0, run_blocks = 1;
+        if constexpr (FINE) run_blocks = blocks_of_run(blocks);
         for (int tile = first_tile; tile < tiles; tile += clusters, tile_parity ^= 1) {
             float sums[HALVES][64];
 #pragma unroll
@@ -338,11 +346,11 @@ __global__ void __launch_bounds__(MAIN_THREADS, 1)
                 for (int i = 0; i < 64; ++i) sums[h][i] = 0.0f;
 
             if constexpr (FINE) {
-                for (int first = 0; first < blocks; first += FINE_RUN / BLOCK_K) {
+                for (int first = 0; first < blocks; first += run_blocks) {
                     float run[64];
 #pragma unroll
                     for (int i = 0; i < 64; ++i) run[i] = 0.0f;
-                    const int end = min(first + FINE_RUN / BLOCK_K, blocks);
+                    const int end = min(first + run_blocks, blocks);
                     for (int block = first; block < end; ++block) {
                         const unsigned base = stages + stage * STAGE_BYTES;
                         const unsigned a = descriptor_of(base + multiplier * 64 * BLOCK_BYTES);

@@ -17,8 +17,9 @@ length, and every product of a batch is by itself.
    temporary accumulator takes lo_A hi_B, then hi_A lo_B, then hi_A hi_B, each in groups of 16 in ascending
    k; the first group overwrites. A step is `tensor_core.multiply_accumulate`. What then happens to the
    temporary accumulator, in float32, to nearest even, is of two kinds (`Sums`). `COARSE`: intervals are of
-   64, and each is added to one sum. `FINE`: intervals are of 16, each is added to the sum of a run of 16
-   intervals, and each run, the last one short, to the sum. All sums start at +0. `FINE` is what outputs of at
+   64, and each is added to one sum. `FINE`: intervals are of 16, each is added to the sum of a run of R
+   intervals, and each run, the last one short, to the sum; R is 16 up to K = 4096, 32 up to 16,384, and so on
+   (`Sums.run_of`). All sums start at +0. `FINE` is what outputs of at
    most 132 tiles of 128 x 128 have, every output under ``batch_invariant``, every one on the host, and any
    that is faster on such tiles; the others have `COARSE`: a plan's kernel tells. (The model also knows
    intervals of 128, which are not of float32's accuracy where all data have one sign.)
@@ -50,13 +51,20 @@ Int32 = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """How temporary accumulators are added: each holds ``interval`` of K, ``run`` of them are added first.
+    """How temporary accumulators are added: each holds ``interval`` of K, runs of them are added first.
 
-    Without a run each is added to the one sum.
+    A run is of ``run`` accumulators at least. Without one each accumulator is added to the one sum.
     """
 
     interval: int
     run: int | None = None
+
+    def run_of(self, k: int) -> int:
+        """Accumulators of a run: about as many as there are runs, by doubling ``run``; 1 without runs."""
+        found = self.run or 1
+        while self.run is not None and self.interval * found * found < k:
+            found *= 2
+        return found
 
 
 COARSE = Sums(64)
@@ -142,7 +150,7 @@ def sum_products(a: Split, b: Split, sums: Sums | None = FINE, core: TensorCore 
     """Step 4: the scaled product, (..., M, N). Without ``sums`` everything shares one accumulator."""
     k = a.hi.shape[-1]
     interval = max(k, 1) if sums is None else sums.interval
-    run = 1 if sums is None or sums.run is None else sums.run
+    run = 1 if sums is None else sums.run_of(k)
     batch = np.broadcast_shapes(a.hi.shape[:-2], b.hi.shape[:-2])
     total = np.zeros((*batch, a.hi.shape[-2], b.hi.shape[-2]), np.float32)
     for start in range(0, k, run * interval):

@@ -2,7 +2,7 @@
 
 Below, u = 2^-24, gamma_n = n u / (1 - n u), L is the promotion interval (64), P = ceil(K / L), S = sum_k
 |a_k| |b_k| for one element of the product, r = max_k |a_k| and c = max_k |b_k|. Where sums are fine
-(`fp16x3.FINE`: L = 16, then runs of 16 intervals) P is 16 + ceil(K / 256), and what follows is less for every
+(`fp16x3.FINE`: L = 16, then runs of R intervals) P is R + ceil(K / 16 R), and what follows is less for every
 K: the mode's bound is that of the coarse ones.
 
 **fp16x3.** Componentwise, for every element that is not recomputed:
@@ -68,7 +68,8 @@ def fp16x3_coefficient(k: int, sums: Sums = COARSE) -> float:
 def _additions(k: int, sums: Sums) -> int:
     """P: of how many float32 sums an accumulator may be part."""
     intervals = -(-k // sums.interval)
-    return intervals if sums.run is None else min(sums.run, intervals) + -(-intervals // sums.run)
+    run = sums.run_of(k)
+    return intervals if sums.run is None else min(run, intervals) + -(-intervals // run)
 
 
 def fp16x3_bound(a: npt.ArrayLike, b: npt.ArrayLike, sums: Sums = COARSE) -> Float64:
