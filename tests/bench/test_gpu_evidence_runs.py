@@ -85,6 +85,18 @@ def test_a_step_that_is_stopped_has_left_what_it_had(
     assert os.listdir(archive.parent) == ["all.tgz"]
 
 
+@pytest.mark.parametrize("outcome", ["passed", "skipped"])
+def test_tests_that_were_all_skipped_are_no_success(
+    outcome: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    show = (
+        f"import pathlib, sys; pathlib.Path(sys.argv[1], 'outcomes-it.txt').write_text('{outcome}  0.1 s t')"
+    )
+    step = Step("it", ("-c", show, "{out}"), 5.0, outcomes=True)
+    assert gpu_evidence.measure(step, tmp_path, 5.0, 20.0, False, None) == (outcome == "passed")
+    assert ("all of its tests were skipped" in capsys.readouterr().out) == (outcome == "skipped")
+
+
 def test_old_records_are_gone_on_from_only_where_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
