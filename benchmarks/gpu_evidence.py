@@ -124,7 +124,8 @@ def told_by_tests(step: Step, out: Path) -> str:
 def any_passed(step: Step, out: Path) -> bool:
     """Whether a test of a step has passed: without a GPU all are skipped, which pytest calls a success."""
     path = out / f"outcomes-{step.name}.txt"
-    return path.exists() and any(line.startswith("passed") for line in path.open(encoding="utf-8"))
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return any(line.startswith("passed") for line in lines)
 
 
 def measure(step: Step, out: Path, seconds: float, limit_s: float, go_on: bool, archive: Path | None) -> bool:
