@@ -80,7 +80,7 @@ def test_samples_are_right_and_what_is_wrong_is_seen(name: str, rng: np.random.G
 
 
 @pytest.mark.long
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_sample_is_right_in_the_emulator(name: str, rng: np.random.Generator) -> None:
     seed = int(rng.integers(1 << 30))
