@@ -18,10 +18,11 @@ from tilewave.bench.products.compare import LEAST_CHANGE, compare_runs
 from tilewave.bench.products.picture import draw
 from tilewave.bench.products.records import COLD, WARM, BenchRun, Reading, Result, load_run
 from tilewave.bench.products.run import check_same, run_products
-from tilewave.bench.products.table import pair, print_run, ratios, summary
+from tilewave.bench.products.table import LONGEST_KERNEL, pair, print_run, ratios, summary
 from tilewave.bench.suite import SuiteProduct, squares
 from tilewave.cli import app
 from tilewave.errors import UsageError
+from tilewave.kernels.ship import every_kernel
 
 EMPTY = BenchRun(
     device="H200",
@@ -153,8 +154,8 @@ def test_a_file_of_other_conditions_is_not_added_to(change: dict[str, Any], word
         check_same(replace(EMPTY, **change), EMPTY)
 
 
-def text_of(run: BenchRun) -> str:
-    console = Console(width=200, record=True, file=io.StringIO())
+def text_of(run: BenchRun, width: int = 200) -> str:
+    console = Console(width=width, record=True, file=io.StringIO())
     print_run(run, console)
     return console.export_text()
 
@@ -171,6 +172,21 @@ def test_the_table_shows_times_ratios_rejections_and_flags() -> None:
         assert words in text
     assert "1 products: ours is 1.200 times as fast as torch" in text
     assert list(ratios(run)) == ["n256"]
+
+
+def test_a_narrow_terminal_shows_every_kernel_s_name_in_one_piece() -> None:
+    """Columns of an ordinary terminal: names were cut into pieces of eight characters there."""
+    names = sorted((instance.name for instance in every_kernel()), key=len)
+    assert len(names[-1]) == LONGEST_KERNEL
+    slow = measured(squares()[0], 164_423.1)
+    first, other = slow.readings
+    slow = replace(slow, readings=(replace(first, plan=f"{names[-1]} split-K 132 ways"), other))
+    run = replace(EMPTY, results=(slow,))
+    table = text_of(run, 80).partition("A terminal of 120 columns")[0]
+    assert max(map(len, table.splitlines())) <= 80
+    for words in (f" {names[-1]} ", " split-K 132 ways ", " 164423.1 ", " 256 x 256 x 256 NN ", " ±0.2% "):
+        assert words in table
+    assert "5.0 / 17.0" not in table
 
 
 def test_without_a_baseline_schedules_are_compared_among_themselves() -> None:

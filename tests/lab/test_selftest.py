@@ -132,6 +132,7 @@ def test_right_rungs_pass_and_say_so(tmp_path: Path, seed: int) -> None:
     assert "No GPU was found (no NVIDIA driver here): the kernels run in the emulator" in out
     assert f"seed {seed}" in out
     assert re.search(r"^03 shared tile +\d+ products, +1 kernel, .*: right$", out, re.MULTILINE)
+    assert all(len(line) <= 80 for line in out.splitlines() if line.startswith(("03", "04")))
     assert "2 rungs and" in out
     assert "are right on the emulator of GB10" in out
     assert "report" not in out

@@ -144,7 +144,7 @@ def test_the_command(smallest: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selftest_loops, "interpreted", lambda *_: Verdict(True, "same"))
     result = CliRunner().invoke(app, ["selftest", "--library", "--jobs", "1"])
     assert result.exit_code == 0, result.output
-    assert re.search(r"^new loops +1 kernel, right, bits as the compiler's", result.output, re.MULTILINE)
+    assert re.search(r"^new loops +1 kernel, right, bits as by the compiler's", result.output, re.MULTILINE)
     monkeypatch.setattr(selftest_loops, "interpreted", lambda *_: Verdict(False, "1 of 4 elements differ"))
     result = CliRunner().invoke(app, ["selftest", "--library", "--jobs", "1"])
     assert result.exit_code == 1

@@ -130,12 +130,12 @@ def library_lines(result: Selftest) -> Iterator[str]:
         compared = not failed and all(outcome.compared_bits for outcome in outcomes)
         state = f"WRONG in {failed} of them" if failed else "right"
         if family == NEW_LOOPS:
-            bits = "" if failed else ", bits as the compiler's loops give them"
-            yield f"{family:<24} {'':>11}  {_count(len(outcomes), 'kernel'):>9}, {state}{bits}"
+            bits = "" if failed else ", bits as by the compiler's loops"
+            yield f"{family:<20} {'':>11}  {_count(len(outcomes), 'kernel'):>9}, {state}{bits}"
             continue
         yield (
-            f"{family:<24} {_count(len(outcomes), 'product'):>11}, {'':>9}  "
-            f"largest error {max(errors, default=float('nan')):8.3g} bounds: {state}"
+            f"{family:<20} {_count(len(outcomes), 'product'):>11}, {'':>9}  "
+            f"worst error {max(errors, default=float('nan')):8.3g} bounds: {state}"
             f"{', bits as in the emulator' if compared else ''}"
         )
 
@@ -151,8 +151,8 @@ def rung_lines(result: Selftest) -> Iterator[str]:
         bits = ", bits as in the emulator" if first.rung in result.compared_bits and not failed else ""
         state = f"WRONG in {failed} of them" if failed else f"right{bits}"
         yield (
-            f"{first.title:<24} {_count(len(outcomes), 'product'):>11}, {_count(kernels, 'kernel'):>9}, "
-            f"largest error {max(errors, default=float('nan')):8.3g} bounds: {state}"
+            f"{first.title:<20} {_count(len(outcomes), 'product'):>11}, {_count(kernels, 'kernel'):>9}, "
+            f"worst error {max(errors, default=float('nan')):8.3g} bounds: {state}"
         )
 
 
@@ -170,7 +170,8 @@ def verdict(result: Selftest) -> str:
     elif not result.library_failures:
         ours = f"{_count(len(result.library), 'product')} of the library, " if result.library else ""
         products = _count(len(result.outcomes), "product")
-        parts.append(f"{ours}{_count(tested, 'rung')} and {products} are right on {where}")
+        of_rungs = f"{_count(tested, 'rung')} and {products}" if tested or not ours else ""
+        parts.append(f"{(ours + of_rungs).removesuffix(', ')} are right on {where}")
     if result.library_not_run:
         parts.append(f"NOT RUN: {len(result.library_not_run)} of the library's (give a larger --budget)")
     if result.not_run:

@@ -5,12 +5,19 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from tilewave.bench.products.records import BenchRun, Result
 from tilewave.bench.products.verdicts import outcome, ratio_interval
+
+WIDE = 120
+"""Columns of a terminal from which on kernels have a column of their own."""
+
+LONGEST_KERNEL = 34
+"""Characters of the longest name of a kernel."""
 
 BASELINES = ("torch", "cupy", "cublaslt")
 """Contenders to compare ours with, the first that took part."""
@@ -40,30 +47,46 @@ def ratios(run: BenchRun) -> dict[str, tuple[Result, float]]:
 def print_run(run: BenchRun, console: Console) -> None:
     """All results, what was rejected and flagged, and the means."""
     ours, baseline = pair(run)
+    wide = console.width >= WIDE
     table = Table(title=_title(run), title_justify="left", caption_justify="left")
+    if not wide:
+        table.box, table.pad_edge, table.padding = SIMPLE_HEAD, False, (0, 1, 0, 0)
     table.add_column("")
-    table.add_column("product", overflow="fold")
+    if wide:
+        table.add_column("product", overflow="fold")
+    else:
+        table.add_column("product, kernel, schedule", overflow="fold", min_width=LONGEST_KERNEL)
     for word in run.contenders:
         table.add_column(f"{word}, us", justify="right")
     if baseline is not None:
-        table.add_column(f"{ours} against {baseline}", justify="right")
-    table.add_column("of the roofline", justify="right")
-    table.add_column("host us", justify="right")
-    table.add_column("kernel and schedule", overflow="fold")
+        gap = " " if wide else "\n"
+        table.add_column(f"{ours}{gap}against{gap}{baseline}", justify="right")
+    table.add_column("of the roofline" if wide else "of the\nroof", justify="right")
+    if wide:
+        table.add_column("host us", justify="right")
+        table.add_column("kernel and schedule", overflow="fold")
     for result in run.results:
-        table.add_row(*_cells(run, result, ours, baseline))
+        table.add_row(*_cells(run, result, ours, baseline, wide))
     console.print(table)
+    if not wide:
+        console.print(f"A terminal of {WIDE} columns or more shows the time of the host too.")
     for line in summary(run):
         console.print(line, markup=False, soft_wrap=True)
 
 
-def _cells(run: BenchRun, result: Result, ours: str | None, baseline: str | None) -> Iterator[str]:
+def _cells(
+    run: BenchRun, result: Result, ours: str | None, baseline: str | None, wide: bool
+) -> Iterator[str]:
     mine, other = result.reading(ours or ""), result.reading(baseline or "")
     yield escape(result.product.name) + ("*" if result.flags else "")
-    yield str(result.product)
+    plan = "" if mine is None or mine.plan is None else mine.plan
+    kernel, _, schedule = plan.partition(" ")
+    yield str(result.product) if wide or not plan else f"{result.product}\n{kernel}\n{schedule}".rstrip()
     for word in run.contenders:
         reading = result.reading(word)
-        yield "rejected" if reading is None else f"{reading.microseconds:.1f} ±{reading.spread / 2:.1%}"
+        gap = " " if wide else "\n"
+        spread = "" if reading is None else f"±{reading.spread / 2:.1%}"
+        yield "rejected" if reading is None else f"{reading.microseconds:.1f}{gap}{spread}"
     if baseline is not None:
         if mine is None or other is None:
             yield ""
@@ -72,9 +95,9 @@ def _cells(run: BenchRun, result: Result, ours: str | None, baseline: str | None
             yield f"{ratio_interval(mine, other).middle:.3f}{told}"
     ideal = result.ideal_us(run.peak_tflops, run.bandwidth_gb_s)
     yield "" if mine is None else f"{ideal / mine.microseconds:.0%}"
-    shown = [f"{one.host_us:.1f}" for one in result.readings if one.host_us is not None]
-    yield " / ".join(shown)
-    yield "" if mine is None or mine.plan is None else mine.plan
+    if wide:
+        yield " / ".join(f"{one.host_us:.1f}" for one in result.readings if one.host_us is not None)
+        yield plan
 
 
 def _title(run: BenchRun) -> str:

@@ -11,10 +11,10 @@ from tilewave.lab.power.records import PowerRun, Summary
 def print_run(run: PowerRun, console: Console) -> None:
     """Show a run."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(f"N = {run.size}")
-    table.add_column("data")
+    table.add_column(f"N = {run.size}", overflow="fold")
+    table.add_column("data", overflow="fold")
     for heading in headings_of(run):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", overflow="fold")
     for summary in run.summaries:
         table.add_row(run.names[summary.contender], summary.data, *cells_of(run, summary))
     console.print(table)
