@@ -69,6 +69,8 @@ def test_check_refuses_it(kind: str) -> None:
 
 def test_check_names_the_cast() -> None:
     good = torch.randn(3, 3)
+    with pytest.raises(UsageError, match=r"accepted are strided ones: a\.to_dense\(\)"):
+        tilewave.check(good.to_sparse(), good, good @ good)
     with pytest.raises(OperandTypeError, match=r"c is bfloat16 of shape .*c\.float\(\)"):
         tilewave.check(good, good, (good @ good).bfloat16())
 
