@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import secrets
-import subprocess
 from collections import defaultdict
 from pathlib import Path
 
@@ -16,27 +16,25 @@ import pytest
 # Tests share one program cache inside the repository, so that a second run compiles nothing.
 os.environ.setdefault("TILEWAVE_CACHE_DIR", str(Path(__file__).parents[1] / ".cache" / "programs"))
 
+SOURCES = {".py", ".cu", ".cuh", ".json", ".toml"}
+
 
 def seed_of_run() -> str:
-    """What every random draw of a run starts from: the commit, else, in an edited tree, a fresh draw.
+    """What every random draw of a run starts from: the contents of the sources and tests.
 
-    So each commit draws its own inputs, and whoever tests that commit sees the same result; who edits draws
-    afresh in every run, as does TILEWAVE_TEST_SEED=fresh. All workers of a run share one seed.
+    So every change draws its own inputs, and whoever tests the same tree sees the same result.
+    TILEWAVE_TEST_SEED=fresh draws anew.
     """
     asked = os.environ.get("TILEWAVE_TEST_SEED")
     if asked:
         return secrets.token_hex() if asked == "fresh" else asked
     root = Path(__file__).parents[1]
-    edited = ["git", "-C", str(root), "status", "--porcelain", "--untracked-files=no"]
-    tree = ["git", "-C", str(root), "rev-parse", "HEAD^{tree}"]
-    try:
-        edits, of_commit = (
-            subprocess.run(command, capture_output=True, text=True, check=True).stdout
-            for command in (edited, tree)
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return secrets.token_hex()
-    return secrets.token_hex() if edits else of_commit.strip()
+    contents = hashlib.sha256()
+    for folder in ("src", "tests"):
+        for path in sorted((root / folder).rglob("*")):
+            if path.suffix in SOURCES and path.is_file():
+                contents.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return contents.hexdigest()
 
 
 SEED_OF_RUN = os.environ.setdefault("TILEWAVE_TEST_SEED_OF_RUN", seed_of_run())
