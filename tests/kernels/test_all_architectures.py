@@ -19,6 +19,11 @@ UNTUNED = ("sm_120", "sm_121")
 MOST_SPILLED = 128
 """Bytes, on those: three instances spill a little around the loop over K, never in it."""
 
+VARYING = "tiny"
+"""The family whose registers are another compile's only by luck: NVRTC puts the number of its process into the
+names of a program's constants, and how many registers ptxas gives these kernels hangs on that (88 to 92, and 95
+to 125, in twelve compiles of one source). No other family's differed in 1,500 compiles from the table's."""
+
 RECORD = json.loads(package_files.files("tilewave.kernels").joinpath("resources.json").read_text())
 
 
@@ -40,7 +45,8 @@ def check(instances: Sequence[Instance], arch: str) -> None:
         assert never_chosen or spilled <= most, f"{instance} spills {spilled} bytes on {arch}"
     if RECORD["compiler"] == compiler_version():
         recorded = RECORD["architectures"][arch]
-        changed = {name: row for name, row in found.items() if recorded.get(name) != row}
+        of_compile = {instance.name: 1 if instance.family == VARYING else 0 for instance in instances}
+        changed = {n: row for n, row in found.items() if recorded[n][of_compile[n] :] != row[of_compile[n] :]}
         assert not changed, f"make the table anew: {RECORD['command']}"
 
 
