@@ -20,9 +20,9 @@ MOST_SPILLED = 128
 """Bytes, on those: three instances spill a little around the loop over K, never in it."""
 
 VARYING = "tiny"
-"""The family whose registers are another compile's only by luck: NVRTC puts the number of its process into the
-names of a program's constants, and how many registers ptxas gives these kernels hangs on that (88 to 92, and 95
-to 125, in twelve compiles of one source). No other family's differed in 1,500 compiles from the table's."""
+"""The family whose registers differ from compile to compile: NVRTC puts the number of its process into the
+names of a program's constants, and how many registers ptxas gives these kernels hangs on that (88 to 92, and
+95 to 125, in twelve compiles of one source). No other family's differed from the table in 1,500 compiles."""
 
 RECORD = json.loads(package_files.files("tilewave.kernels").joinpath("resources.json").read_text())
 
