@@ -156,20 +156,30 @@ def microseconds(
     return {name: round(statistics.median(times), 2) for name, times in rounds.items()}
 
 
-def run_child(
-    library: str, stand_in: bool, environment: dict[str, str], limit_s: float, *more: str
-) -> dict[str, Any]:
-    """What a process of `child` says. Raises ``RuntimeError`` with its last words if it does not."""
-    command = [sys.executable, str(HERE), "--child", library, *(["--stand-in"] if stand_in else []), *more]
+def answer_of(arguments: list[str], environment: dict[str, str], limit_s: float) -> Any:
+    """The JSON of a Python process's last line. Raises ``RuntimeError`` with its last words if it fails."""
     try:
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, check=False, timeout=limit_s
+            [sys.executable, *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=limit_s,
         )
     except subprocess.TimeoutExpired:
         raise RuntimeError(f"took more than {limit_s:.0f} s") from None
     if done.returncode != 0:
         raise RuntimeError(" | ".join(done.stderr.strip().splitlines()[-3:]) or f"code {done.returncode}")
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def run_child(
+    library: str, stand_in: bool, environment: dict[str, str], limit_s: float, *more: str
+) -> dict[str, Any]:
+    """What a process of `child` says, as `answer_of`."""
+    arguments = [str(HERE), "--child", library, *(["--stand-in"] if stand_in else []), *more]
+    answer: dict[str, Any] = answer_of(arguments, environment, limit_s)
     return answer
 
 

@@ -23,7 +23,6 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -222,18 +221,9 @@ def measure(
 
 
 def run_part(part: str, budget: float, limit_s: float, *, environment: dict[str, str], stand_in: bool) -> Any:
-    """What a process of `child` says. Raises ``RuntimeError`` with its last words if it does not."""
-    command = [sys.executable, __file__, "--part", part, "--budget", f"{budget:g}"]
-    command += ["--stand-in"] if stand_in else []
-    try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, check=False, timeout=limit_s
-        )
-    except subprocess.TimeoutExpired:
-        raise RuntimeError(f"took more than {limit_s:.0f} s") from None
-    if done.returncode != 0:
-        raise RuntimeError(done.stderr.strip()[-1500:] or f"code {done.returncode}")
-    return json.loads(done.stdout.splitlines()[-1])
+    """What a process of `child` says, as `host_time.answer_of`."""
+    arguments = [__file__, "--part", part, "--budget", f"{budget:g}", *(["--stand-in"] if stand_in else [])]
+    return host_time.answer_of(arguments, environment, limit_s)
 
 
 def table(record: dict[str, Any]) -> str:
